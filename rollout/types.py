@@ -1,0 +1,160 @@
+"""The records that travel between the parts of the system.
+
+Frozen, keyword-only, slotted dataclasses; arrays are numpy, with shape and dtype in the field's line. Invariants are checked
+on construction, so a misaligned record cannot exist. Lengths: n tokens of a segment, L tokens of a trajectory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+NOT_SAMPLED = -1
+"""The version of a token that no policy sampled (a prompt's)."""
+
+
+class RecordError(ValueError):
+    """A record whose fields contradict one another."""
+
+
+class Finish(StrEnum):
+    """Why a segment or a trajectory ended."""
+
+    STOP = "stop"  # a stop token was sampled
+    LENGTH = "length"  # the completion reached its cap
+    CUT = "cut"  # the segment reached `segment_tokens`: the trajectory goes on in another segment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What one group answers."""
+
+    id: str
+    tokens: I32  # [n], n >= 1, rendered through the model's chat template, the prefill included
+    task: Mapping[str, Any]  # how to grade it: opaque to everything but `reward/`
+    prefill: str = ""  # the beginning of the answer that the prompt's tokens already hold
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_array("tokens", self.tokens, np.int32)
+        if not len(self.tokens):
+            raise RecordError(f"prompt {self.id!r} has no tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """The tokens of one engine call."""
+
+    tokens: I32  # [n]
+    logprobs: F32  # [n], natural log, under the policy and the temperature that sampled each token
+    versions: I32  # [n], non-decreasing
+    finish: Finish
+    engine: str
+
+    def __post_init__(self) -> None:
+        _check_array("tokens", self.tokens, np.int32)
+        _check_array("logprobs", self.logprobs, np.float32)
+        _check_array("versions", self.versions, np.int32)
+        _check_same_length(tokens=self.tokens, logprobs=self.logprobs, versions=self.versions)
+        if np.any(np.diff(self.versions) < 0):
+            raise RecordError(f"versions of a segment must not decrease, got {self.versions.tolist()}")
+        if not np.all(np.isfinite(self.logprobs)):
+            raise RecordError("a segment holds log-probs that are not finite")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A prompt and one completion, token by token, graded."""
+
+    tokens: I32  # [L]
+    sampled: Bool  # [L], True where the policy chose the token
+    logprobs: F32  # [L], behaviour log-probs; 0 where not sampled
+    versions: I32  # [L], NOT_SAMPLED where not sampled
+    reward: float
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    finish: Finish
+    segments: int  # how many engine calls it took
+
+    def __post_init__(self) -> None:
+        _check_array("tokens", self.tokens, np.int32)
+        _check_array("sampled", self.sampled, np.bool_)
+        _check_array("logprobs", self.logprobs, np.float32)
+        _check_array("versions", self.versions, np.int32)
+        _check_same_length(tokens=self.tokens, sampled=self.sampled, logprobs=self.logprobs, versions=self.versions)
+        if not np.array_equal(self.versions == NOT_SAMPLED, ~self.sampled):
+            raise RecordError("`versions` and `sampled` disagree about which tokens were sampled")
+        if not self.sampled.any():
+            raise RecordError("a trajectory without a sampled token has nothing to train on")
+        if not np.isfinite(self.reward):
+            raise RecordError(f"reward {self.reward} is not finite")
+
+    @property
+    def completion_tokens(self) -> int:
+        return int(self.sampled.sum())
+
+    def lag(self, version: int) -> int:
+        """The largest lag of its tokens for a trainer at `version`."""
+        return version - int(self.versions[self.sampled].min())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The G >= 2 trajectories of one prompt."""
+
+    prompt_id: str
+    index: int  # order of admission
+    trajectories: Sequence[Trajectory]
+
+    def __post_init__(self) -> None:
+        if len(self.trajectories) < 2:
+            raise RecordError(f"group {self.index} has {len(self.trajectories)} trajectories; an advantage needs two")
+
+    @property
+    def rewards(self) -> F32:
+        return np.array([t.reward for t in self.trajectories], dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The groups of one RL step: what takes the weights from version `step` to `step + 1`."""
+
+    step: int
+    groups: Sequence[Group]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [t for g in self.groups for t in g.trajectories]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a judge says of one completion."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.reward):
+            raise RecordError(f"reward {self.reward} is not finite")
+
+
+def _check_array(name: str, array: Any, dtype: type[np.generic]) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+        got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise RecordError(f"`{name}` must be a vector of {np.dtype(dtype).name}, got {got}")
+
+
+def _check_same_length(**arrays: npt.NDArray[Any]) -> None:
+    lengths = {name: len(a) for name, a in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise RecordError(f"lengths differ: {lengths}")
