@@ -1,0 +1,223 @@
+"""The schema of a run's configuration: every setting with its type, unit and default.
+
+Hydra composes the YAML beside this file into a `RunConfig`; unknown keys and wrong types are refused with the full key. What one
+field cannot tell alone is checked by `check()`, before any process starts.
+"""
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from omegaconf import MISSING
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message says what to change."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    path: str = MISSING  # Hugging Face folder: config.json, *.safetensors, tokenizer, chat template
+    prepare: str = ""  # `debug` | `smollm2` | "": who makes the folder (and the data) when it is not there
+    dtype: str = "bfloat16"  # float32 | bfloat16, of the trainer's and the engines' weights
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    train: list[str] = field(default_factory=list)  # JSONL files, or hf://name?split=train
+    heldout: list[str] = field(default_factory=list)  # evaluation only
+    max_prompt_tokens: int = 2048  # longer prompts are refused when read
+    seed: int = 0  # order of the prompts
+
+
+@dataclass(kw_only=True)
+class AlgoConfig:
+    groups_per_step: int = 512  # P
+    completions_per_group: int = 8  # G
+    minibatches: int = 4  # optimizer steps in an RL step
+    advantage: str = "grpo"  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean
+    advantage_eps: float = 1e-4
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    behaviour_correction: str = "truncate"  # none | truncate | mask: exp(old - behaviour) above the cap
+    behaviour_cap: float = 2.0
+    kl_coef: float = 0.0  # beta of KL(current || reference); 0 needs no reference pass
+    kl_estimator: str = "k3"  # k1 | k2 | k3
+    loss_normalisation: str = "token"  # token: mean over the minibatch's tokens | sequence: mean of the trajectories' means
+    drop_no_signal: bool = False  # groups whose rewards are all equal are dropped and replaced (DAPO's dynamic sampling)
+    max_drops_per_step: int = 4096  # more drops than this between two takes end the run: the data is too easy or too hard
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    max_staleness: int = 2  # S, in versions: no trained token is older
+    window: int = 0  # W, in groups: how many ready groups may bypass the oldest one
+    max_completion_tokens: int = 16384
+    segment_tokens: int = 4096  # a completion is cut after so many tokens and may go on in another engine
+    temperature: float = 1.0
+    engines: int = 2  # SGLang servers
+    engine_tp: int = 1  # GPUs (or CPU ranks) a server
+    concurrency: int = 64  # trajectories in flight in one engine
+    max_total_tokens: int = 0  # KV cache of an engine, in tokens; 0: what the memory allows (on a GPU)
+    lease_s: float = 30.0  # a worker or judge not heard for so long loses its leases
+    request_s: float = 600.0  # deadline of one engine call
+    engine_start_s: float = 300.0
+    engine_restarts: int = 20  # of one worker's engine, before the worker gives up
+    engine_args: list[str] = field(default_factory=list)  # further arguments of sglang.launch_server
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    steps: int = 600  # RL steps of the run
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    tokens_per_microbatch: int = 16384
+    lr: float = 1e-6
+    lr_schedule: str = "constant"  # constant | cosine
+    warmup_steps: int = 0  # optimizer steps
+    min_lr_fraction: float = 0.1  # of lr, at the end of a cosine
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+    seed: int = 0
+    checkpoint_every: int = 20  # RL steps; 0: only the last
+    checkpoints_kept: int = 2
+    eval_every: int = 0  # RL steps between evaluations; 0: before the first and after the last
+    eval_completions: int = 1  # sampled for each held-out prompt
+    save_hf: bool = True  # the last weights as a Hugging Face folder in the run's folder
+    push_bucket_bytes: int = 512 * 1024 * 1024
+    push_s: float = 120.0  # deadline of one weight push
+    stall_s: float = 600.0  # a batch that does not come for so long ends the run
+    collective_s: float = 600.0  # deadline of a collective
+    wandb_project: str = ""  # "": no Weights & Biases
+
+
+@dataclass(kw_only=True)
+class RewardConfig:
+    slots: int = 0  # sandboxes in one judge process; 0: one a core
+    judges: int = 1  # judge processes
+    cpu_limit_s: float = 8.0  # of one completion, unless its task says otherwise
+    memory_limit_mb: int = 1024
+    credit: str = "all"  # all: 1 if every test passes, else 0 | fraction: share of passed tests
+    truncated_reward: float = 0.0  # of a completion that reached max_completion_tokens
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    kind: str = "local"  # local | slurm
+    device: str = "auto"  # auto | cpu | cuda
+    base_port: int = 0  # first of the run's ports; 0: chosen from the run's name, below the ephemeral range
+    worker_restarts: int = 20  # of each restartable process
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    name: str = "run"
+    output: str = "outputs"  # the run's folder is output/name
+    resume: str = ""  # a run's folder to go on with
+    dry_run: bool = False
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+
+CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.prepare": ("", "debug", "smollm2"),
+    "algo.advantage": ("grpo", "dr_grpo"),
+    "algo.behaviour_correction": ("none", "truncate", "mask"),
+    "algo.kl_estimator": ("k1", "k2", "k3"),
+    "algo.loss_normalisation": ("token", "sequence"),
+    "trainer.lr_schedule": ("constant", "cosine"),
+    "reward.credit": ("all", "fraction"),
+    "cluster.kind": ("local", "slurm"),
+    "cluster.device": ("auto", "cpu", "cuda"),
+}
+AT_LEAST_ONE = (
+    "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
+    "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
+    "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
+    "reward.judges", "data.max_prompt_tokens",
+)  # fmt: skip
+AT_LEAST_ZERO = (
+    "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
+    "algo.clip_low", "algo.clip_high", "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
+    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.worker_restarts", "trainer.min_lr_fraction",
+)  # fmt: skip
+POSITIVE = (
+    "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
+    "trainer.push_s", "trainer.stall_s", "trainer.collective_s", "reward.cpu_limit_s", "reward.memory_limit_mb",
+    "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps",
+)  # fmt: skip
+
+
+def check(config: RunConfig) -> None:
+    """Refuses what cannot run, before anything expensive starts. Raises ConfigError."""
+    for key, allowed in CHOICES.items():
+        if (value := _get(config, key)) not in allowed:
+            raise ConfigError(f"{key}={value!r}: choose one of {', '.join(repr(a) for a in allowed)}")
+    for keys, minimum in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
+        for key in keys:
+            if (value := _get(config, key)) < minimum:
+                raise ConfigError(f"{key}={value}: must be at least {minimum}")
+    for key in POSITIVE:
+        if (value := _get(config, key)) <= 0:
+            raise ConfigError(f"{key}={value}: must be above 0")
+    if not config.name or "/" in config.name:
+        raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so it must be one path component")
+    if not config.data.train:
+        raise ConfigError("data.train is empty: name at least one JSONL file of problems")
+    _check_algorithm(config)
+    _check_lengths(config)
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    algo, rollout = config.algo, config.rollout
+    if algo.completions_per_group < 2:
+        raise ConfigError(
+            f"algo.completions_per_group={algo.completions_per_group}: an advantage compares completions, take at least 2"
+        )
+    completions = algo.groups_per_step * algo.completions_per_group
+    if completions % algo.minibatches:
+        raise ConfigError(
+            f"algo.minibatches={algo.minibatches} does not divide the {completions} completions of a step "
+            f"({algo.groups_per_step} groups x {algo.completions_per_group})"
+        )
+    window_versions = ceil(rollout.window / algo.groups_per_step)
+    if window_versions > rollout.max_staleness:
+        raise ConfigError(
+            f"rollout.window={rollout.window} costs {window_versions} version(s) of lead (window / algo.groups_per_step, rounded "
+            f"up), more than rollout.max_staleness={rollout.max_staleness}: make the window smaller or the staleness larger"
+        )
+    if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
+        raise ConfigError(
+            "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
+            "choose truncate or mask, or set rollout.max_staleness=0"
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
+    if longest > config.trainer.tokens_per_microbatch:
+        raise ConfigError(
+            f"trainer.tokens_per_microbatch={config.trainer.tokens_per_microbatch} cannot hold the longest trajectory: "
+            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+        )
+    if 0 < config.rollout.max_total_tokens < longest:
+        raise ConfigError(
+            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest trajectory, "
+            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+        )
+
+
+def _get(config: RunConfig, key: str):  # noqa: ANN202 - a leaf of any type
+    node: object = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
