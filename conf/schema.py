@@ -108,7 +108,9 @@ class RewardConfig:
 class ClusterConfig:
     kind: str = "local"  # local | slurm
     device: str = "auto"  # auto | cpu | cuda
-    base_port: int = 0  # first of the run's ports; 0: chosen from the run's name, below the ephemeral range
+    nodes: int = 1
+    gpus_per_node: int = 0  # 0: those found on this machine
+    base_port: int = 0  # first of the run's ports; 0: chosen from the run's folder, below the ephemeral range
     worker_restarts: int = 20  # of each restartable process
 
 
@@ -143,12 +145,12 @@ AT_LEAST_ONE = (
     "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
     "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
     "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
-    "reward.judges", "data.max_prompt_tokens",
+    "reward.judges", "data.max_prompt_tokens", "cluster.nodes",
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
     "algo.clip_low", "algo.clip_high", "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
-    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.worker_restarts", "trainer.min_lr_fraction",
+    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node", "cluster.worker_restarts", "trainer.min_lr_fraction",
 )  # fmt: skip
 POSITIVE = (
     "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",

@@ -1,0 +1,43 @@
+# Two commands do all the set-up: `make run` (the debug job, on a machine without a GPU too) and `make test`.
+#
+#   make run [resume=outputs/NAME] [args="trainer.steps=5 rollout.max_staleness=0"]
+#   make test       the fast tests          make test-all   every test
+#   make lint       ruff and mypy           make install    the environment alone
+
+SHELL := /bin/bash
+VENV := .venv
+# The environment is installed again only when what it was made from has changed.
+INSTALLED := $(VENV)/installed-$(shell cat requirements/*.txt pyproject.toml | sha256sum | cut -c1-12)
+IS_3_11 := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))
+
+.PHONY: install run test test-all lint
+
+install: $(INSTALLED)
+
+$(INSTALLED):
+	@if [ ! -x $(VENV)/bin/python ]; then \
+	  for python in python3.11 python3; do "$$python" -c '$(IS_3_11)' 2>/dev/null && break; python=; done; \
+	  if [ -z "$$python" ]; then \
+	    echo "make: needs Python 3.11 with venv and pip as python3.11 or python3 (found: $$(python3 --version 2>&1))" >&2; \
+	    exit 1; \
+	  fi; \
+	  "$$python" -m venv $(VENV); \
+	fi
+	$(VENV)/bin/python -m pip install -q -r requirements/cpu.txt -c requirements/constraints.txt
+	$(VENV)/bin/python -m pip install -q --no-deps -r requirements/cpu-nodeps.txt
+	$(VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/installed-* && touch $@
+
+run: $(INSTALLED)
+	@launch/debug.sh $(if $(resume),resume=$(resume)) $(args)
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not slow" tests
+
+test-all: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q tests
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
