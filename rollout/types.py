@@ -148,6 +148,95 @@ class Verdict:
             raise RecordError(f"reward {self.reward} is not finite")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where a lease stands: its holder continues this trajectory at this token. Reports are accepted by position."""
+
+    group: int  # index of the group; negative for an evaluation's
+    trajectory: int  # 0 <= trajectory < G
+    offset: int  # completion tokens that are already recorded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentWork:
+    """A lease to generate: feed `input_tokens`, sample at most `max_new_tokens`, report at `position`."""
+
+    position: Position
+    input_tokens: I32  # [n], the prompt and the completion so far
+    max_new_tokens: int  # min(segment_tokens, what is left under max_completion_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradingWork:
+    """A lease to grade a finished completion."""
+
+    position: Position
+    prompt_id: str
+    task: Mapping[str, Any]
+    prefill: str  # the beginning of the answer, which the prompt held
+    completion: str  # decoded, without special tokens
+    finish: Finish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """An engine of the fleet. Restarted, it has another epoch and is another engine: it holds no version until it is pushed to."""
+
+    name: str
+    url: str
+    tp: int
+    epoch: int  # changes whenever the engine's weights may have changed without a push
+    version: int | None = None  # the published version, or None if the engine does not hold it
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.epoch}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """The batch is not there yet."""
+
+    table: str  # what is waited for, to be shown
+    fleet_changed: bool  # a registered engine lacks the published version: push to it while waiting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """The answer to a heartbeat."""
+
+    cancel: Sequence[Position]  # held by the caller, but no longer wanted: their reports would be refused
+    closing: bool  # the run is over: end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalPrompt:
+    prompt_id: str
+    rewards: F32  # [k], one a completion; empty if the engine refused the prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalResult:
+    """Held-out prompts, sampled and graded, with the versions they were sampled at."""
+
+    eval_id: str
+    version_min: int
+    version_max: int
+    prompts: Sequence[EvalPrompt]
+
+    @property
+    def mean_reward(self) -> float:
+        """Over all completions; a refused prompt counts as one completion that failed."""
+        rewards = [r for p in self.prompts for r in (p.rewards.tolist() or [0.0])]
+        return sum(rewards) / max(len(rewards), 1)
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of completions with the full reward of 1; a refused prompt counts as one that failed."""
+        passed = [r >= 1.0 for p in self.prompts for r in (p.rewards.tolist() or [0.0])]
+        return sum(passed) / max(len(passed), 1)
+
+
 def _check_array(name: str, array: Any, dtype: type[np.generic]) -> None:
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
         got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
