@@ -1,0 +1,8 @@
+"""Groups become a better policy: the Megatron side of the system.
+
+Importing the package lets megatron-core run where there is no GPU; that has to happen before the first megatron import.
+"""
+
+from trainer import cpu_device
+
+cpu_device.install()

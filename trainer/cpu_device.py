@@ -1,0 +1,149 @@
+"""Lets megatron-core 0.16.1 run on a machine without a GPU, and repairs two of its defects.
+
+`install` does nothing where a GPU is present, so the GPU path runs untouched Megatron. Elsewhere it redirects device
+placement and random-number state from "cuda" to the CPU; no arithmetic of Megatron's is replaced. Each item names its
+cause and when it may go. `install_checkpoint_fixes` repairs loading where torch's AdamW stands in for a fused one.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
+_installed = False
+
+
+def device() -> torch.device:
+    """Where this process computes: its own GPU (LOCAL_RANK picks it), or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return CPU
+
+
+def install() -> None:
+    """Redirects what megatron-core takes for granted about CUDA. Call it before the first megatron import."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    if any(name.startswith("megatron.core") for name in sys.modules):
+        raise RuntimeError("megatron.core was imported before trainer.cpu_device.install(); import trainer first")
+    _without_compilation()
+    _redirect_placement()
+    _redirect_random_state()
+    _name_cpu_tensors_as_cuda()
+    _installed = True
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+def _without_compilation() -> None:
+    # Megatron decorates small functions with torch.compile; on a CPU each would start a C++ compiler at first use.
+    # May go when jit_fuser can be switched off by configuration.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].config.disable = True
+
+
+def _redirect_placement() -> None:
+    # Gradient buffers, rotary embedding, pipeline communication, tensor-parallel layers and the distributed optimizer
+    # place tensors on torch.cuda.current_device(). May go when they take the device of the model's parameters.
+    _replace(torch.cuda, "current_device", lambda: CPU)
+    # Pipeline communication and the checkpoint writer wait for the device; the CPU has nothing to wait for.
+    _replace(torch.cuda, "synchronize", lambda device=None: None)
+    # Token counts in the schedules, norms in the optimizer and gradient clipping are made with device="cuda".
+    for name in _FACTORIES:
+        _replace(torch, name, _on_cpu(getattr(torch, name)))
+    # The tied embedding and the distributed optimizer call .cuda() on what is already where it belongs.
+    for kind in (torch.Tensor, torch.nn.Module):
+        _replace(kind, "cuda", lambda self, *args, **kwargs: self)
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def placed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
+            kwargs["device"] = CPU
+        # Page-locked memory belongs to a GPU driver.
+        kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return placed
+
+
+class _CpuGenerators:
+    """Stands for torch.cuda.default_generators: the CPU generator under every index."""
+
+    def __getitem__(self, index: Any) -> torch.Generator:
+        return torch.default_generator
+
+
+def _redirect_random_state() -> None:
+    # megatron.core.tensor_parallel.random keeps a state a parallel group, reads and writes it through torch.cuda, and
+    # queues writes until CUDA is initialised, which never happens here. May go when the tracker takes a generator.
+    for module in (torch.cuda, torch.cuda.random):
+        _replace(module, "get_rng_state", lambda device=None: torch.get_rng_state())
+        _replace(module, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
+        _replace(module, "manual_seed", lambda seed: torch.manual_seed(seed))
+    _replace(torch.cuda, "default_generators", _CpuGenerators())
+    _replace(torch.cuda, "_lazy_call", lambda call, **kwargs: call())
+    _replace(torch.cuda, "_lazy_init", lambda: None)
+
+
+def _name_cpu_tensors_as_cuda() -> None:
+    # The optimizer sorts parameters by comparing Tensor.type() with "torch.cuda.FloatTensor" and its like. Only its
+    # modules see the CUDA name. May go when they compare dtypes.
+    plain = torch.Tensor.type
+
+    @functools.wraps(plain)
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if isinstance(result, str) and caller.startswith("megatron.core.optimizer"):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+    _replace(torch.Tensor, "type", named)
+
+
+def install_checkpoint_fixes() -> None:
+    """Repairs two defects of megatron-core 0.16.1 that show when torch's AdamW stands in for a fused Adam.
+
+    May go when a release loads a distributed optimizer's checkpoint without Transformer Engine and resumes exactly.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    if getattr(DistributedOptimizer, "_kestrel_checkpoint_fixes", False):
+        return
+    set_states = DistributedOptimizer._set_main_param_and_optimizer_states
+    load = DistributedOptimizer.load_state_dict
+
+    # Loading copies every entry of AdamW's state from the checkpoint, but "step" is kept elsewhere there: KeyError:
+    # 'step'.
+    @functools.wraps(set_states)
+    def set_states_but_step(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        step = state.pop("step", None)
+        set_states(self, model_param, tensors)
+        if step is not None:
+            state["step"] = step
+
+    # One step tensor is put into the state of every parameter, and AdamW increments it in place once a parameter: the
+    # bias correction runs away and the resumed run drifts without a word.
+    @functools.wraps(load)
+    def load_with_own_steps(self: Any, state_dict: dict[str, Any]) -> None:
+        load(self, state_dict)
+        for state in self.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+
+    _replace(DistributedOptimizer, "_set_main_param_and_optimizer_states", set_states_but_step)
+    _replace(DistributedOptimizer, "load_state_dict", load_with_own_steps)
+    _replace(DistributedOptimizer, "_kestrel_checkpoint_fixes", True)

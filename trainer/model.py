@@ -1,0 +1,286 @@
+"""The model on this rank: Megatron's GPTModel, its data-parallel wrapper, its optimizer.
+
+    chunks = build(spec, mesh, dtype=torch.float32)      # one chunk, or several with the interleaved schedule
+    hf_weights.load(chunks, spec, mesh, folder)          # before `wrap` and before the optimizer copies the weights
+    chunks = wrap(chunks, mesh)
+    optimizer, scheduler = build_optimizer(chunks, settings)
+
+On GPUs the layers are Transformer Engine's; without it they are Megatron's own, with our norm and our packed attention.
+The functions are the same either way.
+"""
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.enums import ModelType
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from trainer.attention import Packed, PackedAttention
+from trainer.families import FAMILIES
+from trainer.parallel import Mesh
+from trainer.spec import ModelError, ModelSpec
+
+Recompute = Literal["none", "selective", "full"]
+_MASKED_LOGIT = -1e9  # finite: an infinite logit makes the entropy's 0 x -inf a NaN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW and its schedule, in optimizer steps (minibatches); the first one already has a learning rate."""
+
+    lr: float
+    min_lr: float = 0.0  # where cosine ends; constant ignores it
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # not applied to norms and biases
+    clip_grad: float = 1.0  # largest global gradient norm; 0 turns clipping off
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_lr <= self.lr:
+            raise ModelError(f"optimizer.min_lr = {self.min_lr} must lie between 0 and optimizer.lr = {self.lr}")
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise ModelError(
+                f"optimizer.warmup_steps = {self.warmup_steps} must be less than the run's {self.total_steps} steps"
+            )
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm whose weight tells Megatron to sum its gradient when the sequence is split."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises the last dimension."""
+        return rms_norm(x, (x.size(-1),), self.weight, self.eps)
+
+
+def has_transformer_engine() -> bool:
+    """Whether the fused layers can be used: a GPU and Transformer Engine."""
+    return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
+
+
+def build(
+    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool | None = None, recompute: Recompute = "none"
+) -> list[GPTModel]:
+    """Builds this rank's chunks with uninitialised weights; `hf_weights.load` fills every one of them."""
+    spec.check(mesh.layout)
+    if mesh.layout.cp > 1:
+        raise ModelError(f"layout.cp = {mesh.layout.cp}: context parallelism is not implemented; set layout.cp to 1")
+    use_te = has_transformer_engine() if use_te is None else use_te
+    config = transformer_config(spec, mesh, dtype=dtype, use_te=use_te, recompute=recompute)
+    chunks = []
+    for chunk in range(mesh.layout.vpp):
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=_layer_spec(spec, mesh, use_te),
+            vocab_size=spec.padded_vocab(mesh.layout.tp),
+            max_sequence_length=spec.max_positions,
+            pre_process=mesh.is_first_stage and chunk == 0,
+            post_process=mesh.is_last_stage and chunk == mesh.layout.vpp - 1,
+            share_embeddings_and_output_weights=spec.tied,
+            position_embedding_type="rope",
+            rotary_base=spec.rope_theta,
+            rope_scaling=spec.rope_scaling is not None,
+            rope_scaling_factor=spec.rope_scaling.factor if spec.rope_scaling else 1.0,
+            vp_stage=chunk if mesh.layout.vpp > 1 else None,
+        )
+        model.model_type = ModelType.encoder_or_decoder
+        chunks.append(model.to(mesh.device))
+    return chunks
+
+
+def transformer_config(
+    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool, recompute: Recompute = "none"
+) -> TransformerConfig:
+    """Megatron's configuration. Fusions and overlaps are on where Transformer Engine is."""
+    layout, family = mesh.layout, FAMILIES[spec.architecture]
+    interleaved = layout.vpp > 1
+    return TransformerConfig(
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=spec.heads,
+        num_query_groups=spec.kv_heads,
+        kv_channels=spec.head_dim,
+        ffn_hidden_size=spec.ffn,
+        window_size=(spec.sliding_window - 1, 0) if spec.sliding_window else None,
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.norm_eps,
+        gated_linear_unit=True,
+        activation_func=silu,
+        add_bias_linear=False,
+        add_qkv_bias=family.qkv_bias,
+        qk_layernorm=family.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if interleaved else None,
+        context_parallel_size=layout.cp,
+        sequence_parallel=layout.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # The interleaved schedule computes wrong gradients, silently, with any other pair.
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=mesh.device.type == "cpu",
+        perform_initialization=False,
+        masked_softmax_fusion=use_te,
+        bias_activation_fusion=use_te,
+        bias_dropout_fusion=use_te,
+        apply_rope_fusion=use_te,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=use_te,
+        **_recompute_options(recompute),
+    )
+
+
+def _recompute_options(recompute: Recompute) -> dict[str, Any]:
+    match recompute:
+        case "none":
+            return {}
+        case "selective":
+            return {"recompute_granularity": "selective"}
+        case "full":
+            return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _layer_spec(spec: ModelSpec, mesh: Mesh, use_te: bool) -> ModuleSpec | TransformerBlockSubmodules:
+    qk_norm = FAMILIES[spec.architecture].qk_norm
+    if use_te:
+        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
+    # Megatron's own norm refuses sequence parallelism, and its own attention refuses packed sequences.
+    layer = gpt_layer_specs.get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+    layer.submodules.input_layernorm = RMSNorm
+    layer.submodules.pre_mlp_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    layers = spec.layers // (mesh.layout.pp * mesh.layout.vpp)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
+
+
+def bare(chunk: torch.nn.Module) -> GPTModel:
+    """The GPTModel inside its wrappers."""
+    while not isinstance(chunk, GPTModel):
+        chunk = chunk.module  # type: ignore[assignment]
+    return chunk
+
+
+def forward(chunk: torch.nn.Module, tokens: Tensor, positions: Tensor, packed: Packed) -> Tensor:
+    """Runs one chunk over one packed microbatch; inside a schedule's forward step, which supplies the chunk's input.
+
+    tokens and positions are i64[1, T]; the lengths of `packed` add up to T. Returns hidden states, or on the last chunk
+    the logits [1, T, V / tp] in the model's dtype: this rank's part of the vocabulary, its padding masked.
+    """
+    model = bare(chunk)
+    # bf16 logits stay bf16: the log-prob code upcasts in chunks, and never needs all of them in fp32.
+    options = {"fp32_output": False} if model.config.bf16 else {}
+    output: Tensor = chunk(
+        input_ids=tokens, position_ids=positions, attention_mask=None, packed_seq_params=packed, **options
+    )
+    return mask_padding(output, model) if model.post_process else output
+
+
+def mask_padding(logits: Tensor, model: GPTModel) -> Tensor:
+    """Takes the rows that pad the vocabulary out of every softmax: their zero weights would give them a logit of 0."""
+    padding: int = getattr(model, "padded_columns", 0)
+    if not padding:
+        return logits
+    columns = torch.arange(logits.size(-1), device=logits.device)
+    return logits.masked_fill(columns >= logits.size(-1) - padding, _MASKED_LOGIT)
+
+
+def wrap(chunks: list[GPTModel], *, overlap: bool = False) -> list[DistributedDataParallel]:
+    """Adds gradient buffers and data-parallel reduction for the distributed optimizer. Weights must be loaded before.
+
+    `overlap` hides the reductions and the parameter gathers behind computation.
+    """
+    config = chunks[0].config
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+    )
+    wrapped = []
+    for number, chunk in enumerate(chunks):
+        module = Float16Module(config, chunk) if config.bf16 else chunk
+        wrapped.append(DistributedDataParallel(config, ddp, module, disable_bucketing=number > 0))
+    config.finalize_model_grads_func = finalize_model_grads
+    if overlap:
+        config.no_sync_func = _one_or_list([chunk.no_sync for chunk in wrapped])
+        config.grad_sync_func = _one_or_list([chunk.start_grad_sync for chunk in wrapped])
+        config.param_sync_func = _one_or_list([chunk.start_param_sync for chunk in wrapped])
+    return wrapped
+
+
+def _one_or_list(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions
+
+
+def build_optimizer(
+    chunks: list[DistributedDataParallel], settings: OptimizerSettings
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """The distributed AdamW and its schedule. After each optimizer step call `scheduler.step(1)`."""
+    config = chunks[0].config
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.min_lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
+            adam_eps=settings.eps,
+            clip_grad=settings.clip_grad,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=True,
+            overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
+        ),
+        chunks,
+        use_gloo_process_groups=torch.cuda.is_available(),
+    )
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.warmup_steps,
+        lr_decay_steps=settings.total_steps,
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=settings.total_steps,
+        wd_incr_style="constant",
+    )
+    # Megatron counts from 0, which with warm-up spends the first step at learning rate 0.
+    scheduler.step(1)
+    return optimizer, scheduler
+
+
+def parameter_count(chunks: list[torch.nn.Module]) -> int:
+    """Elements of the parameters that this rank holds."""
+    return sum(math.prod(parameter.shape) for chunk in chunks for parameter in chunk.parameters())
