@@ -101,7 +101,7 @@ class PackedAttention(torch.nn.Module):
         super().__init__()
         if config.context_parallel_size > 1:
             raise NotImplementedError(
-                f"context parallelism needs Transformer Engine; layout.cp is {config.context_parallel_size}, set it to 1"
+                f"layout.cp = {config.context_parallel_size} needs Transformer Engine; set it to 1"
             )
         self.softmax_scale = softmax_scale
         self.window = config.window_size[0] + 1 if config.window_size else sys.maxsize

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.families import Cut, Placement, placements, segments
-from trainer.model import bare
+from trainer.model import bare, parameter_of
 from trainer.parallel import Mesh
 from trainer.spec import Layout, ModelError, ModelSpec
 
@@ -34,18 +34,6 @@ class HfTensor(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-
-def parameter_of(chunks: Sequence[torch.nn.Module], placement: Placement) -> torch.nn.Parameter:
-    """The Megatron parameter of an entry, under the name that the layers of this model use."""
-    chunk = bare(chunks[placement.chunk])
-    named = chunk.get_parameter
-    if placement.fused_name is not None:
-        try:
-            return named(placement.fused_name)
-        except AttributeError:
-            pass
-    return named(placement.name)
 
 
 def load(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh, folder: str | Path) -> None:

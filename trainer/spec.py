@@ -96,7 +96,7 @@ class ModelSpec:
                 raise ModelError(f"layout.tp = {layout.tp} does not divide the model's {size} {what}")
         if self.kv_heads % layout.tp and layout.tp % self.kv_heads:
             raise ModelError(
-                f"layout.tp = {layout.tp} neither divides nor is a multiple of the model's {self.kv_heads} key-value heads"
+                f"layout.tp = {layout.tp} does not divide the model's {self.kv_heads} key-value heads"
             )
         if self.layers % (layout.pp * layout.vpp):
             raise ModelError(
