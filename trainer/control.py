@@ -1,0 +1,58 @@
+"""What rank 0 learns, told to all ranks: small messages over a gloo group of its own, so that no GPU stream waits for them.
+
+Only rank 0 speaks to the queue server and to the engines; the others hear through `share`.
+"""
+
+import datetime
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rollout import wire
+
+MOST_TEXT_BYTES = 256  # of one `gather`
+
+T = TypeVar("T")
+
+
+class Control:
+    """The control group of the trainer's ranks."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        self.is_leader = dist.get_rank() == 0
+
+    def share(self, kind: type[T] | Any, make: Callable[[], T]) -> T:
+        """`make()` is called on rank 0 alone; every rank returns its value, which travels as a message of type `kind`."""
+        if self.is_leader:
+            value = make()
+            payload = torch.from_numpy(np.frombuffer(bytearray(wire.pack(value)), dtype=np.uint8))
+            dist.broadcast(torch.tensor([len(payload)]), src=0, group=self._group)
+            dist.broadcast(payload, src=0, group=self._group)
+            return value
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self._group)
+        payload = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(payload, src=0, group=self._group)
+        return wire.unpack(kind, payload.numpy().tobytes())
+
+    def agree(self, ok: bool) -> bool:
+        """Whether it went well on every rank."""
+        flag = torch.tensor([int(ok)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(flag)
+
+    def gather(self, text: str) -> list[str]:
+        """Every rank's text, in order of rank."""
+        world = dist.get_world_size()
+        mine = torch.zeros(MOST_TEXT_BYTES, dtype=torch.uint8)
+        raw = text.encode()
+        if len(raw) > MOST_TEXT_BYTES:
+            raise ValueError(f"{text!r} is longer than {MOST_TEXT_BYTES} bytes")
+        mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+        everyone = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [bytes(t.tolist()).rstrip(b"\0").decode() for t in everyone]

@@ -1,0 +1,95 @@
+"""What the trainer gets from the queue server, the same on every rank (batches, evaluations), and what it tells it (versions).
+
+While it waits for a batch or an evaluation it pushes the present weights to engines that join, since that may be what is needed.
+"""
+
+from dataclasses import dataclass
+
+from rollout.client import QueueClient
+from rollout.types import Batch, EvalResult, Waiting
+from trainer.control import Control
+from trainer.push import Pusher, PushReport
+
+POLL_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What rank 0 found: exactly one of batch and result when it is there, else whether engines wait for weights."""
+
+    batch: Batch | None = None
+    result: EvalResult | None = None
+    engines_waiting: bool = False
+
+
+class Feed:
+    """One rank's end. Every method is collective; only rank 0 has a `queue`."""
+
+    def __init__(self, control: Control, queue: QueueClient | None, pusher: Pusher, *, version: int) -> None:
+        self._control, self._queue, self._pusher = control, queue, pusher
+        self.version = version  # of the weights that the policy holds
+
+    def begin(self) -> PushReport:
+        """A run starts, or goes on from a checkpoint: the ledger goes back to `version`, and the fleet gets its weights."""
+        if self._queue is not None:
+            self._queue.rewind(self.version)
+        return self.publish()
+
+    def publish(self) -> PushReport:
+        """Gives the present weights to the fleet as it is now."""
+        report = self._pusher.push(self.version)
+        if self._queue is not None:
+            self._report_failures(report)
+            self._queue.published(self.version, report.engines)
+        return report
+
+    def advance(self) -> PushReport:
+        """The step is done: the fleet gets the new weights, and only then may the ledger admit more."""
+        self.version += 1
+        report = self._pusher.push(self.version)
+        if self._queue is not None:
+            self._report_failures(report)
+            self._queue.advance(self.version, report.engines)
+        return report
+
+    def take(self) -> Batch:
+        """The batch that takes the weights from `version` to the next one. Raises Stalled when none can come."""
+        while (answer := self._control.share(_Answer, self._ask_batch)).batch is None:
+            if answer.engines_waiting:
+                self.publish()
+        return answer.batch
+
+    def evaluate(self, completions: int) -> EvalResult:
+        """The held-out problems, sampled and graded at the present version, while nothing trains."""
+        eval_id = f"version-{self.version}"
+        if self._queue is not None:
+            self._queue.start_eval(eval_id, completions=completions)
+        while (answer := self._control.share(_Answer, lambda: self._ask_eval(eval_id))).result is None:
+            if answer.engines_waiting:
+                self.publish()
+        return answer.result
+
+    def durable(self, version: int) -> None:
+        """The checkpoint of `version` is safe: what lies before it may be forgotten."""
+        if self._queue is not None:
+            self._queue.durable(version)
+
+    def _ask_batch(self) -> _Answer:
+        assert self._queue is not None
+        found = self._queue.take(self.version, wait_s=POLL_S)
+        if isinstance(found, Waiting):
+            return _Answer(engines_waiting=found.fleet_changed)
+        return _Answer(batch=found)
+
+    def _ask_eval(self, eval_id: str) -> _Answer:
+        assert self._queue is not None
+        result = self._queue.eval_result(eval_id, wait_s=POLL_S)
+        if result is not None:
+            return _Answer(result=result)
+        return _Answer(engines_waiting=any(e.version != self.version for e in self._queue.fleet()))
+
+    def _report_failures(self, report: PushReport) -> None:
+        assert self._queue is not None
+        for engine, reason in report.failed.items():
+            print(f"push {report.version}: engine {engine} failed and is started again: {reason}", flush=True)
+            self._queue.condemn(engine, reason)

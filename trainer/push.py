@@ -1,0 +1,286 @@
+"""Weights from the Megatron ranks to the engines, over a collective group a pipeline stage: never through storage.
+
+The source rank of each stage (TP 0, DP 0) gathers its stage's tensors bucket by bucket and broadcasts each to every engine rank,
+while rank 0 has the engines receive them, each through one conversation (`_receive`):
+
+    engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ end(version) · continue
+    source s                  │         broadcast(bucket 0) … broadcast(bucket m), the next one gathered meanwhile
+
+Every step has a deadline. An engine that fails any of them does not hold the version: the report names it, its worker starts it
+again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollout.client import QueueClient
+from rollout.engine_client import EngineClient, EngineFleet, FleetError
+from rollout.types import EngineInfo
+from trainer import hf_weights, weight_group
+from trainer.control import Control
+from trainer.hf_weights import HfTensor
+from trainer.policy import Policy
+from trainer.spec import Layout, ModelSpec
+
+GENERATIONS = 8
+"""A group made again listens on another port, since the last one may still be closing; after so many the first serves again."""
+
+Bucket = tuple[HfTensor, ...]
+
+
+def plan_buckets(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
+    """For each stage the buckets it sends, in order: every tensor in exactly one, none above `bucket_bytes` unless a tensor is."""
+    plan: list[list[Bucket]] = []
+    for stage in range(layout.pp):
+        buckets: list[list[HfTensor]] = []
+        room = 0
+        for tensor in hf_weights.hf_manifest(spec, layout, stage, dtype):
+            size = hf_weights.tensor_bytes(tensor)
+            if not buckets or size > room:
+                buckets.append([])
+                room = bucket_bytes
+            buckets[-1].append(tensor)
+            room -= size
+        plan.append([tuple(bucket) for bucket in buckets])
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushReport:
+    """What one push did; the same on every rank."""
+
+    version: int
+    engines: Sequence[str]  # ids of the engines that hold the version now
+    failed: Mapping[str, str]  # id of an engine -> what went wrong
+    bytes: int  # sent to each engine
+    stall_s: float  # how long the trainer was busy with it
+    pause_s: float  # how long the engines stood still
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """One stage's weight group: the source is rank 0, the engines' ranks follow in the order of the fleet."""
+
+    name: str
+    address: str  # of the source
+    port: int
+    world_size: int
+    backend: str
+
+
+class Pusher:
+    """The trainer's end of all pushes of a run. Every rank calls `push` together; rank 0 speaks to queue and engines."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        control: Control,
+        queue: QueueClient | None,
+        *,
+        address: str,
+        first_port: int,
+        bucket_bytes: int,
+        deadline_s: float,
+        engine_api_key: str,
+    ) -> None:
+        """address: of this rank's host, as the engines reach it; first_port: of GENERATIONS x stages ports."""
+        self._policy, self._control, self._queue = policy, control, queue
+        self._first_port, self._deadline_s, self._key = first_port, deadline_s, engine_api_key
+        self._backend = "nccl" if policy.mesh.device.type == "cuda" else "gloo"
+        dtype = next(policy.chunks[0].parameters()).dtype
+        self._plan = plan_buckets(policy.spec, policy.mesh.layout, dtype, bucket_bytes)
+        self._bytes = sum(hf_weights.tensor_bytes(t) for stage in self._plan for bucket in stage for t in bucket)
+        # Ranks run from the first stage to the last, so the sources' addresses come in order of stage.
+        self._addresses = [a for a in control.gather(address if policy.mesh.is_weight_source else "") if a]
+        self._groups: list[_Group] = []
+        self._members: list[str] = []  # ids of the engines in the groups
+        self._mine: dist.ProcessGroup | None = None  # on a source, its stage's group
+        self._generation = 0
+
+    def push(self, version: int) -> PushReport:
+        """Gives `version` to every registered engine. An engine that fails is no error: the report names it."""
+        start = time.perf_counter()
+        fleet: Sequence[EngineInfo] = self._control.share(Sequence[EngineInfo], self._registered)
+        with _Engines(fleet if self._control.is_leader else (), self._key, self._deadline_s) as engines:
+            present = self._control.share(Sequence[EngineInfo], engines.pause)
+            paused = time.perf_counter()
+            if present:
+                leave, join = self._regroup(present)
+                engines.start_receiving(leave, join, self._groups, self._plan, version)
+                sent = self._send(join)
+                engines.finish_receiving()
+                if not self._control.agree(sent):
+                    self._forget_groups()
+            failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
+        end = time.perf_counter()
+        return PushReport(
+            version=version,
+            engines=[e.id for e in present if e.id not in failed],
+            failed=failed,
+            bytes=self._bytes,
+            stall_s=end - start,
+            pause_s=end - paused,
+        )
+
+    def _registered(self) -> Sequence[EngineInfo]:
+        assert self._queue is not None
+        return sorted(self._queue.fleet(), key=lambda e: e.name)
+
+    def _regroup(self, engines: Sequence[EngineInfo]) -> tuple[Mapping[str, Sequence[_Group]], bool]:
+        """New groups if the engines are not those of the last push: what each of them has to leave, and whether all have to join."""
+        ids = [e.id for e in engines]
+        if ids == self._members:
+            return {}, False
+        leave = {e.id: self._groups for e in engines if e.id in self._members}
+        self._forget_groups()
+        stages = self._policy.mesh.layout.pp
+        first_port = self._first_port + self._generation % GENERATIONS * stages
+        self._groups = [
+            _Group(
+                name=f"push-{self._generation}-stage-{stage}",
+                address=self._addresses[stage],
+                port=first_port + stage,
+                world_size=1 + sum(e.tp for e in engines),
+                backend=self._backend,
+            )
+            for stage in range(stages)
+        ]
+        self._members = ids
+        self._generation += 1
+        return leave, True
+
+    def _forget_groups(self) -> None:
+        if self._mine is not None:
+            weight_group.destroy(self._mine)
+        self._mine, self._groups, self._members = None, [], []
+
+    def _send(self, join: bool) -> bool:
+        """This rank's part of the broadcasts. False where the group broke: some engine is gone."""
+        mesh = self._policy.mesh
+        if not mesh.is_weight_replica_zero:
+            return True
+        try:
+            if mesh.is_weight_source and join:
+                group = self._groups[mesh.stage]
+                self._mine = weight_group.join(
+                    group.address, group.port, rank=0, world_size=group.world_size, group_name=group.name, timeout_s=self._deadline_s
+                )
+            broadcast: dist.Work | None = None
+            for bucket in self._flat_buckets():
+                if broadcast is not None:
+                    broadcast.wait()
+                if bucket is not None:
+                    broadcast = dist.broadcast(bucket, src=0, group=self._mine, async_op=True)
+            if broadcast is not None:
+                broadcast.wait()
+        except (dist.DistError, RuntimeError) as error:
+            print(f"push: stage {mesh.stage} could not send: {error}", flush=True)
+            return False
+        return True
+
+    def _flat_buckets(self) -> Iterator[Tensor | None]:
+        """Each bucket of this rank's stage as bytes u8 [n] on the source; None on the ranks that only take part in gathering."""
+        tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.spec, self._policy.mesh)
+        for bucket in self._plan[self._policy.mesh.stage]:
+            values = [next(tensors)[1] for _ in bucket]
+            if self._policy.mesh.is_weight_source:
+                yield torch.cat([v.detach().contiguous().view(-1).view(torch.uint8) for v in values if v is not None])
+            else:
+                yield None
+
+
+class _Engines:
+    """Rank 0's conversations with all engines of one push, in a thread of their own. On the other ranks it is empty."""
+
+    def __init__(self, engines: Sequence[EngineInfo], api_key: str, deadline_s: float) -> None:
+        self._by_url = {e.url.rstrip("/"): e for e in engines}
+        self._deadline_s = deadline_s
+        self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
+        self._receiving: Mapping = {}
+        self.failed: dict[str, str] = {}
+
+    def __enter__(self) -> "_Engines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fleet.close()
+
+    def pause(self) -> Sequence[EngineInfo]:
+        """Has all engines stand still and forget their KV cache; returns those that did."""
+        self._settle(self._fleet.submit(lambda client: _pause(client, self._deadline_s)))
+        return [self._by_url[url] for url in self._fleet.clients]
+
+    def start_receiving(
+        self,
+        leave: Mapping[str, Sequence[_Group]],
+        join: bool,
+        groups: Sequence[_Group],
+        plan: Sequence[Sequence[Bucket]],
+        version: int,
+    ) -> None:
+        offsets, offset = {}, 1
+        for url in self._fleet.clients:
+            offsets[url] = offset
+            offset += self._by_url[url].tp
+
+        async def conversation(client: EngineClient) -> None:
+            for group in leave.get(self._by_url[client.url].id, ()):
+                await client.destroy_push_group(group.name, deadline_s=self._deadline_s)
+            if join:
+                await _join(client, groups, offsets[client.url], self._deadline_s)
+            await _receive(client, groups, plan, version, self._deadline_s)
+
+        self._receiving = self._fleet.submit(conversation)
+
+    def finish_receiving(self) -> None:
+        self._settle(self._receiving)
+
+    def _settle(self, calls: Mapping) -> None:
+        """Waits for the calls; engines whose call failed are left out from here on."""
+        try:
+            self._fleet.wait(calls)
+        except FleetError as error:
+            for url, failure in error.failures.items():
+                self.failed[self._by_url[url].id] = str(failure)
+                self._fleet.remove(url)
+
+
+async def _pause(client: EngineClient, deadline_s: float) -> None:
+    await client.pause("retract", deadline_s=deadline_s)
+    await client.flush_cache(deadline_s=deadline_s)
+
+
+async def _join(client: EngineClient, groups: Sequence[_Group], rank_offset: int, deadline_s: float) -> None:
+    """Stage by stage: an engine that joined them in another order than its neighbour would wait for ever."""
+    for group in groups:
+        await client.init_push_group(
+            group.address,
+            group.port,
+            rank_offset=rank_offset,
+            world_size=group.world_size,
+            group_name=group.name,
+            backend=group.backend,
+            deadline_s=deadline_s,
+        )
+
+
+async def _receive(
+    client: EngineClient, groups: Sequence[_Group], plan: Sequence[Sequence[Bucket]], version: int, deadline_s: float
+) -> None:
+    await client.begin_weight_update(deadline_s=deadline_s)
+    for group, buckets in zip(groups, plan, strict=True):
+        for bucket in buckets:
+            await client.receive_bucket(
+                [t.name for t in bucket],
+                [str(t.dtype).removeprefix("torch.") for t in bucket],
+                [t.shape for t in bucket],
+                group_name=group.name,
+                deadline_s=deadline_s,
+            )
+    await client.end_weight_update(version, deadline_s=deadline_s)
+    await client.continue_(deadline_s=deadline_s)

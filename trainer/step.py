@@ -1,0 +1,133 @@
+"""One RL step: a batch in, better weights and the step's figures out.
+
+    batch -> advantages by group -> minibatches of packed microbatches
+          -> old log-probs (forward) -> reference log-probs (forward, reference weights swapped in)
+          -> for each minibatch: forward, backward, optimizer step
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.schema import RunConfig
+from rollout.types import Batch
+from trainer.advantages import group_advantages
+from trainer.metrics import TokenMeans
+from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
+from trainer.policy import Example, Policy, TrainingError
+
+Figures = dict[str, float]
+
+
+class Stopwatch:
+    """Seconds by name: `with watch("time/train_s"): …`."""
+
+    def __init__(self) -> None:
+        self.seconds: Figures = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch) -> Figures:
+    """Trains on `batch`; collective over all ranks. Raises TrainingError for a token older than the bound or a bad gradient."""
+    check_staleness(batch, config.rollout.max_staleness)
+    with watch("time/pack_s"):
+        minibatches = pack(batch, config, policy.mesh.dp)
+    mine = [list(minibatch.microbatches[policy.mesh.dp_rank]) for minibatch in minibatches]
+    everything = [microbatch for minibatch in mine for microbatch in minibatch]
+
+    with watch("time/old_logprob_s"):
+        old = policy.logprobs(everything)
+    reference: list[Tensor] = []
+    if config.algo.kl_coef > 0:
+        with watch("time/ref_logprob_s"), policy.reference_weights():
+            reference = policy.logprobs(everything)
+
+    means = TokenMeans(policy.mesh)
+    measure_mismatch(everything, old, batch.step, means)
+    norms, learning_rate = [], 0.0
+    with watch("time/train_s"):
+        examples = iter(as_examples(everything, old, reference))
+        for minibatch in mine:
+            norm, learning_rate = policy.update([next(examples) for _ in minibatch], means)
+            norms.append(norm)
+    packed_tokens = sum(len(m.tokens) for rank in minibatches[0].microbatches for m in rank) * len(minibatches)
+    return means.reduce() | {
+        "grad_norm": float(np.mean(norms)),
+        "learning_rate": learning_rate,
+        "packing/padding_fraction": 1 - sum(len(t.tokens) for t in batch.trajectories) / max(1, packed_tokens),
+    }
+
+
+def pack(batch: Batch, config: RunConfig, dp: int) -> list[Minibatch]:
+    """The minibatches of a step: the same on every rank, since it depends on the batch and the configuration alone."""
+    algo = config.algo
+    trajectories = batch.trajectories
+    advantages = np.concatenate([group_advantages(g.rewards, algo.advantage, algo.advantage_eps) for g in batch.groups])
+    return [
+        pack_minibatch(
+            [trajectories[i] for i in part],
+            advantages[part],
+            tokens_per_microbatch=config.trainer.tokens_per_microbatch,
+            dp=dp,
+            normalisation=algo.loss_normalisation,
+        )
+        for part in deal(len(trajectories), algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
+    ]
+
+
+def check_staleness(batch: Batch, max_staleness: int) -> None:
+    """The ledger's law, checked once more where it matters. Raises TrainingError."""
+    for group in batch.groups:
+        if (lag := max(t.lag(batch.step) for t in group.trajectories)) > max_staleness:
+            raise TrainingError(
+                f"group {group.index} (prompt {group.prompt_id!r}) holds a token {lag} versions old at step {batch.step}, "
+                f"above max_staleness={max_staleness}: the ledger's law is broken"
+            )
+
+
+def as_examples(microbatches: Sequence[Microbatch], old: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Example]:
+    """Puts each microbatch beside its log-probs; the earlier pipeline stages have none."""
+    nothing = [None] * len(microbatches)
+    return [
+        Example(microbatch=m, old=o, reference=r)
+        for m, o, r in zip(microbatches, old or nothing, reference or nothing, strict=True)
+    ]
+
+
+def measure_mismatch(microbatches: Sequence[Microbatch], old: Sequence[Tensor], version: int, means: TokenMeans) -> None:
+    """|old - behaviour| a token: staleness and engine mismatch together, and engine mismatch alone where versions agree."""
+    for microbatch, logprobs in zip(microbatches, old, strict=False):
+        difference = (logprobs.cpu() - torch.from_numpy(microbatch.behaviour_logprobs)).abs()
+        means.add("mismatch/abs_logprob", difference)
+        means.add("mismatch/same_version_abs_logprob", difference[torch.from_numpy(microbatch.versions == version)])
+
+
+def batch_figures(batch: Batch) -> Figures:
+    """What can be told of a batch before training on it."""
+    trajectories = batch.trajectories
+    lengths = np.array([t.completion_tokens for t in trajectories])
+    lags = np.concatenate([batch.step - t.versions[t.sampled] for t in trajectories])
+    rewards = np.array([t.reward for t in trajectories])
+    signal = [g.rewards.std() > 0 for g in batch.groups]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/groups_with_signal_fraction": float(np.mean(signal)),
+        "lag/max_versions": float(lags.max()),
+        "lag/mean_versions": float(lags.mean()),
+        "tokens/trained": float(lengths.sum()),
+        "completion/mean_tokens": float(lengths.mean()),
+        "completion/max_tokens": float(lengths.max()),
+        "completion/length_capped_fraction": float(np.mean([t.finish == "length" for t in trajectories])),
+        "trajectories/multi_version": float(sum(np.ptp(t.versions[t.sampled]) > 0 for t in trajectories)),
+        "trajectories/resumed": float(sum(t.segments > 1 for t in trajectories)),
+    }
