@@ -1,0 +1,236 @@
+"""One SGLang server as a subprocess: its command line, its environment, its start, its end.
+
+The server runs unmodified, in a process group of its own, and never outlives the process that started it: `stop()`
+kills the group, and the kernel kills the server when its parent dies, which ends SGLang's own children. It starts
+without reading weights (`load_format="dummy"`) and gets its first ones from the trainer; until then it says version
+`UNPUSHED`.
+
+On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does not need there.
+"""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollout.engine_client import UNPUSHED, EngineClient, EngineError
+
+SGLANG = ("-m", "sglang.launch_server")
+HERE = Path(__file__).resolve().parent
+CPU_STAND_INS = HERE / "cpu_engine"
+POLL_S = 0.2
+
+CPU_FLAGS = (
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--cuda-graph-backend-decode=disabled",
+    "--cuda-graph-backend-prefill=disabled",
+    "--disable-overlap-schedule",
+    "--sleep-on-idle",
+)
+TORCHRUN_PREFIXES = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
+"""Of the variables that torchrun sets; a server that inherits them takes the worker's rendezvous for its own."""
+
+
+class EngineStartError(EngineError):
+    """A server that did not start, or that died while starting; the message holds the tail of its log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """What one server is started with."""
+
+    model: Path  # Hugging Face folder; with `load_format="dummy"` only its config.json is read
+    port: int
+    log_file: Path  # appended to; readable by the owner only
+    host: str = "127.0.0.1"
+    tp: int = 1  # GPUs, or CPU processes
+    first_gpu: int = 0  # the server takes GPUs first_gpu .. first_gpu + tp - 1 of the visible ones
+    device: str = "cuda"  # cuda | cpu
+    dtype: str = "bfloat16"  # float32 | bfloat16; on CPU float32, else log-probs drift
+    load_format: str = "dummy"  # dummy: random weights until the first push | auto: the model folder's weights
+    weight_version: int = UNPUSHED  # version of the weights it starts with
+    api_key: str = field(default="", repr=False)  # for generation; "": no key is asked for
+    admin_api_key: str = field(default="", repr=False)  # for control calls; "": the api_key serves for both
+    max_total_tokens: int = 0  # KV cache in tokens; 0: what the memory allows
+    max_running_requests: int = 0  # 0: SGLang's choice
+    seed: int | None = None  # of sampling; None: SGLang's choice
+    threads: int = 1  # of each process, on CPU
+    extra_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
+    python: str = sys.executable  # of the environment that holds sglang
+    launcher: tuple[str, ...] = SGLANG  # what `python` runs
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
+    """The server's command; the keys are in `secrets_file`, since others can read a command line."""
+    flags = [
+        f"--model-path={settings.model}",
+        f"--host={settings.host}",
+        f"--port={settings.port}",
+        f"--device={settings.device}",
+        f"--dtype={settings.dtype}",
+        f"--tp-size={settings.tp}",
+        f"--load-format={settings.load_format}",
+        f"--weight-version={settings.weight_version}",
+        "--skip-tokenizer-init",  # we speak token ids only
+        "--skip-server-warmup",  # the health check generates a token anyway
+        "--log-level=warning",  # at `info` the log would show the keys
+    ]
+    if settings.device == "cpu":
+        flags += CPU_FLAGS
+    else:
+        flags.append(f"--base-gpu-id={settings.first_gpu}")
+    if settings.max_total_tokens:
+        flags.append(f"--max-total-tokens={settings.max_total_tokens}")
+    if settings.max_running_requests:
+        flags.append(f"--max-running-requests={settings.max_running_requests}")
+    if settings.seed is not None:
+        flags.append(f"--random-seed={settings.seed}")
+    return [settings.python, *settings.launcher, "--config", str(secrets_file), *flags, *settings.extra_args]
+
+
+def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
+    """The caller's environment without torchrun's variables; on CPU with the stand-ins first on Python's path."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_PREFIXES)}
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"))
+    env |= {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if settings.device == "cpu":
+        path = [str(CPU_STAND_INS), *filter(None, [env.get("PYTHONPATH")])]
+        env |= {
+            "PYTHONPATH": os.pathsep.join(path),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": str(settings.threads),
+        }
+        if settings.tp > 1:
+            cores = sorted(os.sched_getaffinity(0))
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(settings.tp))
+        if settings.host in ("127.0.0.1", "localhost"):
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return env
+
+
+def check(settings: EngineSettings) -> None:
+    """Refuses what cannot start, before anything is started."""
+    if not (settings.model / "config.json").is_file():
+        raise EngineStartError(f"{settings.model} is no Hugging Face model folder: it holds no config.json")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: only listeners count
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            raise EngineStartError(f"cannot listen on {where} ({error.strerror}): choose another port") from error
+
+
+class Engine:
+    """One server: `start()`, `await wait_ready()`, `alive()`, `stop()`; it may be started again after its end."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch: Path | None = None
+        self._log_start = 0
+
+    @property
+    def url(self) -> str:
+        return self.settings.url
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, and of its process group."""
+        return self._process.pid if self._process else None
+
+    def client(self) -> EngineClient:
+        return EngineClient(self.url, api_key=self.settings.api_key, admin_api_key=self.settings.admin_api_key)
+
+    def start(self) -> None:
+        """Starts the server and returns at once. Raises EngineStartError on what is wrong beforehand."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start an engine from the main thread: it dies together with the thread that started it")
+        if self.alive():
+            raise RuntimeError(f"engine {self.url} already runs as process {self.pid}")
+        self.stop()
+        check(self.settings)
+        self._scratch = Path(tempfile.mkdtemp(prefix="engine-"))
+        command = command_line(self.settings, self._write_secrets(self._scratch))
+        wrapper = [sys.executable, "-I", "-S", str(HERE / "die_with_parent.py"), str(os.getpid())]
+        self.settings.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(self.settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                wrapper + command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.settings, self._scratch),
+                start_new_session=True,
+            )
+
+    def _write_secrets(self, folder: Path) -> Path:
+        keys = {"api-key": self.settings.api_key, "admin-api-key": self.settings.admin_api_key}
+        path = folder / "secrets.yaml"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps({name: key for name, key in keys.items() if key}))  # JSON is YAML
+        return path
+
+    async def wait_ready(self, deadline_s: float) -> None:
+        """Returns once the server has generated a token.
+
+        Raises EngineStartError, and leaves nothing running, if the server dies or is late.
+        """
+        until = time.monotonic() + deadline_s
+        async with self.client() as client:
+            while not await client.healthy():
+                if not self.alive():
+                    code = self._process.returncode if self._process else "not started"
+                    self._fail(f"died while starting (exit code {code})")
+                if time.monotonic() > until:
+                    self._fail(f"did not become ready within {deadline_s:g} s")
+                await asyncio.sleep(POLL_S)
+        if self._scratch:
+            (self._scratch / "secrets.yaml").unlink(missing_ok=True)
+
+    def _fail(self, what: str) -> None:
+        self.stop()
+        raise EngineStartError(f"engine {self.url} {what}; the end of {self.settings.log_file}:\n{self.log_tail()}")
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines that this start wrote to its log."""
+        with open(self.settings.log_file, "rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 64 * 1024))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """Kills the server's process group at once: asked politely it drains its requests, when paused for ever."""
+        if self._process is not None:
+            kill_group(self._process)
+            self._process = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills every process in the group that `process` leads, the leader being dead or not, and reaps the leader."""
+    with contextlib.suppress(ProcessLookupError):  # all of them are gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,205 @@
+"""The collective group over which a trainer rank sends weights to engines, and the sums that prove they arrived.
+
+A weight group stands beside the trainer's own groups: its rank 0 is one trainer rank, the others are engine ranks,
+which join when asked over HTTP (`EngineClient.init_push_group`). It must match what SGLang makes on its side: a TCP
+store on rank 0, a prefix named after the group, and torch's own helper. Joining blocks until all are there, so ask
+the engines first.
+
+A bucket is the bytes of some tensors, one after the other, in one uint8 array, broadcast from rank 0.
+
+What an engine holds is compared through its checksums: `expected_checksums` computes from Hugging Face tensors what
+`EngineClient.checksum` must answer, on CPU and on GPU, for the families whose layers SGLang fuses as `FUSED` says.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
+
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""SGLang's fused parameters and their parts, in order of rows."""
+
+SPLIT_BY_COLUMNS = ("o_proj", "down_proj")
+SPLIT_BY_VOCABULARY = ("embed_tokens", "lm_head")
+VOCABULARY_MULTIPLE = 64
+
+_MASK32 = (1 << 32) - 1
+_MASK64 = (1 << 64) - 1
+
+
+class WeightGroupError(RuntimeError):
+    """A weight group that could not be made, or a broadcast that failed."""
+
+
+def join(
+    master_address: str,
+    master_port: int,
+    *,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    timeout_s: float,
+    backend: str = "gloo",
+) -> dist.ProcessGroup:
+    """Joins the group, rank 0 being its host; returns when all are there. `timeout_s` holds for its broadcasts too.
+
+    The name must be new in this process, and the same on all ranks.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        # Not through torch's rendezvous: under torchrun that would look for the store of torchrun's own agent.
+        store = dist.TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
+        group, _ = _new_process_group_helper(
+            world_size,
+            rank,
+            [],
+            Backend(backend),
+            dist.PrefixStore(group_name, store),
+            group_name=group_name,  # type: ignore[arg-type]  # a NewType of str, private to torch
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:
+        where = f"{group_name!r} at {master_address}:{master_port}"
+        raise WeightGroupError(f"rank {rank} of {world_size} cannot join weight group {where}: {error}") from error
+    _world.pg_group_ranks[group] = {index: index for index in range(world_size)}
+    return group
+
+
+def destroy(group: dist.ProcessGroup) -> None:
+    """Leaves the group, whether its other members live or not; its name and port are free again."""
+    dist.destroy_process_group(group)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors' bytes as one uint8 array. Wider types must come first: the engine refuses an unaligned tensor."""
+    offset = 0
+    for tensor in tensors:
+        if offset % tensor.dtype.itemsize:
+            raise ValueError(f"a {tensor.dtype} tensor at byte {offset} of its bucket: put wider types first")
+        offset += tensor.numel() * tensor.dtype.itemsize
+    return torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+
+
+def broadcast(bucket: Tensor, group: dist.ProcessGroup) -> None:
+    """Sends `bucket` from rank 0, or receives it into `bucket` on the others. Blocks, up to the group's timeout."""
+    try:
+        dist.broadcast(bucket, group_src=0, group=group)
+    except RuntimeError as error:
+        raise WeightGroupError(f"broadcast of {bucket.numel()} bytes failed: {error}") from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, as the engines want it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def expected_checksums(
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    tp: int = 1,
+    kv_heads: int | None = None,
+    engine_device: Literal["cpu", "cuda"] = "cpu",
+) -> list[dict[str, str]]:
+    """What `EngineClient.checksum` answers, rank by rank, once the engine holds exactly these Hugging Face tensors.
+
+    Tensors must have the engine's dtype. Of a tied model leave `lm_head.weight` out. The parts of a fused parameter
+    may come apart, but all must come; the stages of a pipeline may each compute their own and join the dicts.
+    `kv_heads`, the number of the whole model, is needed where `tp` exceeds it.
+    """
+    checksum = sha256_checksum if engine_device == "cpu" else cuda_checksum
+    ranks: list[dict[str, str]] = [{} for _ in range(tp)]
+    for name, parts in _fuse(tensors):
+        shards = [_shards(part_name, part, tp, kv_heads) for part_name, part in parts]
+        for rank, checksums in enumerate(ranks):
+            checksums[name] = checksum(torch.cat([shard[rank] for shard in shards]))
+    return ranks
+
+
+def _fuse(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, list[tuple[str, Tensor]]]]:
+    """Engine parameters with their parts, each as soon as it is complete."""
+    waiting: dict[str, dict[str, Tensor]] = {}
+    fused_of = {part: fused for fused, parts in FUSED.items() for part in parts}
+    for name, tensor in tensors:
+        prefix, _, kind = name.rpartition(".")  # model.layers.0.self_attn.q_proj, weight
+        module = prefix.rpartition(".")[2]
+        if module not in fused_of:
+            yield name, [(module, tensor)]
+            continue
+        fused = fused_of[module]
+        target = f"{prefix.removesuffix(module)}{fused}.{kind}"
+        waiting.setdefault(target, {})[module] = tensor
+        if len(waiting[target]) == len(FUSED[fused]):
+            parts = waiting.pop(target)
+            yield target, [(part, parts[part]) for part in FUSED[fused]]
+    if waiting:
+        missing = {target: sorted(set(FUSED[target.split(".")[-2]]) - set(parts)) for target, parts in waiting.items()}
+        raise ValueError(f"fused parameters lack parts: {missing}")
+
+
+def _shards(module: str, tensor: Tensor, tp: int, kv_heads: int | None) -> Sequence[Tensor]:
+    """The part of one Hugging Face tensor that each tensor-parallel rank of an engine holds."""
+    if module in SPLIT_BY_VOCABULARY:
+        multiple = math.lcm(VOCABULARY_MULTIPLE, tp)
+        padding = -len(tensor) % multiple
+        tensor = torch.cat([tensor, tensor.new_zeros(padding, *tensor.shape[1:])])
+        return tensor.chunk(tp)
+    if module in SPLIT_BY_COLUMNS:
+        return [tensor] * tp if tensor.dim() == 1 else tensor.chunk(tp, dim=1)
+    if module in ("k_proj", "v_proj") and kv_heads is not None and kv_heads < tp:
+        return [head for head in tensor.chunk(kv_heads) for _ in range(tp // kv_heads)]
+    if any(module in parts for parts in FUSED.values()):
+        return tensor.chunk(tp)
+    return [tensor] * tp
+
+
+def sha256_checksum(tensor: Tensor) -> str:
+    """SGLang's checksum of a parameter in CPU memory."""
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().data).digest()[:8].hex()
+
+
+def cuda_checksum(tensor: Tensor, *, tiles_at_once: int = 512) -> str:
+    """SGLang's checksum of a parameter in GPU memory, in plain torch on the tensor's own device.
+
+    Every 32-bit word is hashed with its position; a tile of words adds up to two 32-bit sums, the tiles to one of 64.
+    Products may overflow int64: its low bits, all that is kept, stay right.
+    """
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if padding := -len(data) % 4:
+        data = torch.cat([data, data.new_zeros(padding)])
+    words = data.view(torch.int32)
+    tile_words = 8192
+    seed = 0x243F6A88
+    keys = ((seed, 0x27D4EB2D, 15), ((seed * 0x9E3779B1 ^ 0xDEADBEEF) & _MASK32, 0x165667B1, 13))
+    total = 0
+    for start in range(0, len(words), tile_words * tiles_at_once):
+        chunk = words[start : start + tile_words * tiles_at_once].long() & _MASK32
+        at = torch.arange(start, start + len(chunk), device=chunk.device) & _MASK32
+        sums = []
+        for key, factor, turn in keys:
+            place = ((at * factor + key) & _MASK32) ^ (((at << turn) | (at >> (32 - turn))) & _MASK32)
+            hashed = torch.nn.functional.pad(_fmix32(chunk ^ place), (0, -len(chunk) % tile_words))
+            sums.append(_fmix32((hashed.view(-1, tile_words).sum(1) ^ (4 * len(words))) & _MASK32))
+        total += int(((sums[0] << 32) | sums[1]).sum().item())
+    return f"{_splitmix64(total & _MASK64):016x}" if len(words) else f"{0:016x}"
+
+
+def _fmix32(x: Tensor) -> Tensor:
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK32
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK32
+    return x ^ (x >> 16)
+
+
+def _splitmix64(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
