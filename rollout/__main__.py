@@ -1,0 +1,118 @@
+"""One rank of the rollout fleet: an SGLang server and the worker that keeps it busy.
+
+    torchrun --nnodes 1 --nproc-per-node N -m rollout --run outputs/x --queue tcp://host:port --engine-port 30000
+
+Each rank takes `rollout.engine_tp` of the visible GPUs and PORTS_PER_ENGINE ports. It ends with 0 when the run is over
+or on SIGTERM, with 1 when it cannot go on: the reason is on standard error and in the run's `logs/worker-<n>.log`, what
+the server says in `logs/engine-<n>.log`.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from conf.load import read_run
+from conf.schema import ConfigError, RunConfig
+from rollout.client import AsyncQueueClient, QueueError
+from rollout.engine import SGLANG, Engine, EngineSettings
+from rollout.keys import KeysError, RunKeys
+from rollout.worker import Worker, WorkerError
+
+PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
+
+
+def main(argv: list[str] | None = None, launcher: tuple[str, ...] = SGLANG) -> int:
+    arguments = read_arguments(argv)
+    number = arguments.first_engine + int(os.environ.get("RANK", "0"))
+    try:
+        config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
+        log_to(arguments.run / "logs" / f"worker-{number}.log")
+        settings = engine_settings(config, keys, arguments, number)
+        engine = Engine(replace(settings, launcher=launcher))
+        asyncio.run(work(f"engine-{number}", config, engine, arguments.queue, keys))
+    except (ConfigError, KeysError, WorkerError, QueueError) as error:
+        logging.getLogger("rollout").error("engine-%d: %s", number, error)
+        return 1
+    return 0
+
+
+def read_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rollout", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--queue", required=True, help="endpoint of the queue server, tcp://host:port")
+    parser.add_argument("--engine-port", type=int, required=True, help="first port of local rank 0's engine")
+    parser.add_argument("--first-engine", type=int, default=0, help="number of rank 0's engine, unique in the fleet")
+    return parser.parse_args(argv)
+
+
+async def work(name: str, config: RunConfig, engine: Engine, endpoint: str, keys: RunKeys) -> None:
+    """Runs one worker until the run is over or SIGTERM comes."""
+    async with AsyncQueueClient(endpoint, keys, name, timeout_s=min(30.0, config.rollout.lease_s)) as queue:
+        worker = Worker(name, config, engine, queue)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.close)
+        await worker.run()
+
+
+def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namespace, number: int) -> EngineSettings:
+    """The server of this rank."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return EngineSettings(
+        model=Path(config.model.path),
+        host=own_address(arguments.queue),
+        port=arguments.engine_port + PORTS_PER_ENGINE * local_rank,
+        log_file=arguments.run / "logs" / f"engine-{number}.log",
+        tp=config.rollout.engine_tp,
+        first_gpu=local_rank * config.rollout.engine_tp,
+        device=device(config),
+        dtype=config.model.dtype,
+        api_key=keys.engine_api_key,
+        max_total_tokens=config.rollout.max_total_tokens,
+        max_running_requests=config.rollout.concurrency,
+        extra_args=tuple(config.rollout.engine_args),
+    )
+
+
+def own_address(endpoint: str) -> str:
+    """The address by which this machine reaches the queue server, and so by which the trainer reaches this machine."""
+    target = urlsplit(endpoint)
+    if target.scheme != "tcp" or not target.hostname or not target.port:
+        raise ConfigError(f"--queue {endpoint}: must be tcp://host:port")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
+            probe.connect((target.hostname, target.port))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"--queue {endpoint}: no way to {target.hostname} ({error.strerror})") from error
+
+
+def device(config: RunConfig) -> str:
+    if config.cluster.device != "auto":
+        return config.cluster.device
+    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+
+
+def log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        handlers=[logging.FileHandler(path), _errors()],
+    )
+
+
+def _errors() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.ERROR)
+    return handler
+
+
+if __name__ == "__main__":
+    sys.exit(main())

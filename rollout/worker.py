@@ -1,0 +1,425 @@
+"""A rollout worker: one engine, kept busy with leases.
+
+                   leases, cancel, closing             tokens, log-probs, versions
+    queue server ─────────────────────────▶  worker  ◀───────────────────────────── engine ◀── weights, from the trainer
+                 ◀─────────────────────────          ─────────────────────────────▶
+                  reports, heartbeats, epoch           token ids, aborts
+
+    task         takes             gives                       waits for                     is woken by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    _keep_engine settings          an engine that serves,      the engine's end              the clock, `ended`
+                                   under a new epoch           (its process, its health)
+    _fill        free slots        a flight for each lease     an engine; a slot; the        `ready`; `landed`; the
+                                                               server's long poll            server
+    _fly         one lease         one acknowledged report     the engine; the server        the engine, `stop`,
+                                                                                             `request_s`; the server
+    _keep_heard  leases in flight  `stop`, `closing`           a quarter of `lease_s`        the clock
+    run          `closing`, or a   partial segments, the       the flights, DRAIN_S at       a heartbeat, a signal,
+                 failed task       engine's end                most                          a failure
+
+No task holds what another one waits for but a flight its slot, and that only until the engine's deadline and the
+server's acknowledgment. A server that is away is asked again and again, so that nothing finished is lost;
+`_keep_heard` ends the worker when it has been away for `trainer.stall_s`.
+
+A fresh engine holds random weights. It registers under a new epoch, and the server leases nothing to an epoch that the
+trainer has not pushed to; so the worker need not know of pushes: a request that meets one takes longer. A lease that
+was given to an earlier epoch is never run by a later one, but handed back: an empty segment with finish `CUT`.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conf.schema import RunConfig
+from rollout.client import AsyncQueueClient, QueueError, QueueTimeout, Refused
+from rollout.engine import Engine
+from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
+from rollout.types import Finish, Position, RecordError, Segment, SegmentWork
+
+LEASE_WAIT_S = 5.0  # of one long poll for leases
+WATCH_S = 2.0  # between two looks at the engine
+HEALTH_S = 5.0  # deadline of one
+ABORT_AGAIN_S = 1.0  # an abort that overtakes its request finds nothing to abort, so it is repeated
+ABORT_GRACE_S = 30.0  # for an aborted request to return; a silent engine is a dead one
+RESTART_PAUSE_S = 1.0
+DRAIN_S = 5.0  # for all flights to come back and be reported when the worker ends
+LEAVE_S = 1.5
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class WorkerError(RuntimeError):
+    """The worker cannot go on."""
+
+
+class PromptRefused(Exception):
+    """The engine will not run this prompt: it is too long, for instance. No other engine will."""
+
+
+def stop_token_ids(model: Path) -> list[int]:
+    """The tokens that end a completion, as the model folder says. Raises WorkerError if it names none."""
+    for name in ("generation_config.json", "config.json"):
+        path = model / name
+        if not path.is_file():
+            continue
+        try:
+            ids = json.loads(path.read_text()).get("eos_token_id")
+        except ValueError as error:
+            raise WorkerError(f"{path} is no JSON: {error}") from error
+        if ids is not None:
+            return [ids] if isinstance(ids, int) else list(ids)
+    raise WorkerError(f"{model}: neither generation_config.json nor config.json says `eos_token_id`; add what ends an answer")
+
+
+class Meter:
+    """What the worker did since it began, in sums, so that a reader takes differences over any interval."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = self._turned_s = clock()
+        self._idle_s = 0.0
+        self._in_flight = 0
+        self._tokens = 0
+        self._engine_starts = 0
+
+    def request_began(self) -> None:
+        if self._in_flight == 0:
+            self._idle_s += self._clock() - self._turned_s
+        self._in_flight += 1
+
+    def request_ended(self, tokens: int) -> None:
+        self._in_flight -= 1
+        self._tokens += tokens
+        if self._in_flight == 0:
+            self._turned_s = self._clock()
+
+    def engine_began(self) -> None:
+        self._engine_starts += 1
+
+    def sums(self) -> dict[str, float]:
+        """Idle: no request in flight. A request that waits out a push is in flight."""
+        idle_s = self._idle_s + (self._clock() - self._turned_s if self._in_flight == 0 else 0.0)
+        return {
+            "up_s": self._clock() - self._began_s,
+            "idle_s": idle_s,
+            "generated_tokens": self._tokens,
+            "in_flight": self._in_flight,
+            "engine_starts": self._engine_starts,
+        }
+
+
+@dataclass(eq=False, slots=True)
+class _Serving:
+    """One start of the engine, from ready to its end."""
+
+    client: EngineClient
+    epoch: int
+    ended: asyncio.Event
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """One lease on its way through the engine."""
+
+    work: SegmentWork
+    serving: _Serving  # the start of the engine it was leased to
+    rid: str
+    stop: asyncio.Future[None]  # done: what there is so far shall be the segment
+
+
+class Worker:
+    """`await run()` returns when the run is over or after `close()`; it raises WorkerError when it cannot go on."""
+
+    def __init__(self, name: str, config: RunConfig, engine: Engine, queue: AsyncQueueClient) -> None:
+        self.name = name
+        self.meter = Meter()
+        self._config = config.rollout
+        self._stuck_s = config.trainer.push_s + HEALTH_S  # a push may silence an engine for so long, not for longer
+        self._stall_s = config.trainer.stall_s
+        self._engine = engine
+        self._queue = queue
+        self._stop_tokens = stop_token_ids(engine.settings.model)
+        self._rids = count()
+        self._flights: dict[Position, _Flight] = {}
+        self._flying: set[asyncio.Task[None]] = set()
+        self._serving: _Serving | None = None
+        self._ready = asyncio.Event()
+        self._landed = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends `run()` within DRAIN_S + LEAVE_S: running requests are cut and reported."""
+        self._closing.set()
+
+    async def run(self) -> None:
+        fill = asyncio.create_task(self._fill())
+        others = [asyncio.create_task(task) for task in (self._keep_engine(), self._keep_heard(), self._closed())]
+        try:
+            await asyncio.wait([fill, *others], return_when=asyncio.FIRST_COMPLETED)
+            self._closing.set()
+            fill.cancel()
+            await self._land_all()
+            await self._leave()
+        finally:
+            tasks = [fill, *others, *self._flying]
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    # The engine
+
+    async def _keep_engine(self) -> None:
+        """Starts the engine and, whenever it ends, starts it again."""
+        ready_once = False
+        try:
+            for _ in range(self._config.engine_restarts + 1):
+                try:
+                    await self._serve()
+                    ready_once = True
+                except EngineError as error:
+                    if not ready_once:
+                        raise WorkerError(f"the first start of {self.name} failed: {error}") from error
+                    log.error("%s", error)
+                if self._closing.is_set():
+                    return
+                await asyncio.sleep(RESTART_PAUSE_S)
+        finally:
+            self._engine.stop()
+        restarts, log_file = self._config.engine_restarts, self._engine.settings.log_file
+        raise WorkerError(f"{self.name} ended once more after {restarts} restarts (rollout.engine_restarts): see {log_file}")
+
+    async def _serve(self) -> None:
+        """One start of the engine, until it ends. Raises EngineStartError."""
+        began_s = time.monotonic()
+        epoch = time.time_ns() // 1_000_000  # differs from that of every other start, also of an earlier worker's
+        self._engine.start()
+        await self._engine.wait_ready(self._config.engine_start_s)
+        self.meter.engine_began()
+        log.info("%s is ready after %.1f s, process %s", self.name, time.monotonic() - began_s, self._engine.pid)
+        async with self._engine.client() as client:
+            serving = _Serving(client, epoch, asyncio.Event())
+            settings = self._engine.settings
+            await self._patiently(self._queue.register_engine, self.name, settings.url, settings.tp, epoch)
+            self._serving = serving
+            self._ready.set()
+            why = await self._end_of(serving)
+            self._ready.clear()
+            self._serving = None
+            log.error("%s %s; the end of its log:\n%s", self.name, why, self._engine.log_tail(10))
+            self._engine.stop()
+
+    async def _end_of(self, serving: _Serving) -> str:
+        """Why the engine is no longer of use."""
+        healthy_s = time.monotonic()
+        while self._engine.alive():
+            if serving.ended.is_set():
+                return "failed a request"
+            if await serving.client.healthy(deadline_s=HEALTH_S):
+                healthy_s = time.monotonic()
+            elif time.monotonic() - healthy_s > self._stuck_s:
+                return f"did nothing for {self._stuck_s:.0f} s, longer than any push may take"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await serving.ended.wait()
+        return "died"
+
+    # Leases
+
+    async def _fill(self) -> None:
+        """Turns free slots into flights."""
+        while True:
+            await self._ready.wait()
+            serving, free = self._serving, self._config.concurrency - len(self._flights)
+            if serving is None:  # it ended while this task was being woken
+                continue
+            if free == 0:
+                self._landed.clear()
+                await self._landed.wait()
+                continue
+            try:
+                leased = await self._patiently(self._queue.lease_segments, self.name, free, LEASE_WAIT_S)
+            except Refused as error:  # a restarted server knows this engine again after the next heartbeat
+                log.warning("%s", error)
+                await asyncio.sleep(WATCH_S)
+                continue
+            for work in leased:
+                self._launch(work, serving)
+
+    def _launch(self, work: SegmentWork, serving: _Serving) -> None:
+        if work.position in self._flights:  # a restarted server, which has not yet heard that we hold it
+            return
+        rid = f"{self.name}.{serving.epoch}.{next(self._rids)}"
+        flight = _Flight(work, serving, rid, asyncio.get_running_loop().create_future())
+        self._flights[work.position] = flight
+        task = asyncio.create_task(self._fly(flight))
+        self._flying.add(task)
+        task.add_done_callback(self._flown)
+
+    def _flown(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            self._flying.discard(task)
+        else:  # a defect: `run` ends and raises it
+            self._closing.set()
+
+    async def _fly(self, flight: _Flight) -> None:
+        """From a lease to its acknowledged report."""
+        position = flight.work.position
+        try:
+            segment = await self._generate(flight)
+            await self._report(position, segment)
+        except PromptRefused as refusal:
+            log.warning("the prompt of group %d is refused: %s", position.group, refusal)
+            await self._patiently(self._queue.refuse_prompt, position.group, str(refusal))
+        finally:
+            del self._flights[position]
+            self._landed.set()
+
+    async def _report(self, position: Position, segment: Segment) -> None:
+        where = position.group, position.trajectory, position.offset
+        try:
+            outcome = await self._patiently(self._queue.report_segment, self.name, *where, segment)
+        except Refused as error:
+            log.error("a segment at %s is lost: %s", position, error)
+        else:
+            if outcome not in ("recorded", "returned"):
+                log.info("%d tokens at %s are not recorded: %s", len(segment.tokens), position, outcome)
+
+    async def _patiently(self, ask: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """The server's answer, however often it must be asked; `_keep_heard` bounds how long it may be away."""
+        while True:
+            try:
+                return await ask(*arguments)
+            except QueueTimeout as error:
+                log.warning("%s; asking again", error)
+
+    # Generation
+
+    async def _generate(self, flight: _Flight) -> Segment:
+        """What the engine makes of a lease; empty if there is no such engine any more. Raises PromptRefused."""
+        if self._serving is not flight.serving or self._closing.is_set():
+            return self._nothing()
+        tokens = 0
+        self.meter.request_began()
+        try:
+            generated = await self._call(flight)
+            tokens = len(generated.tokens)
+            return self._segment(flight.work, generated)
+        except (EngineError, RecordError) as error:
+            if isinstance(error, EngineCallError) and error.reason == "HTTP 400":
+                raise PromptRefused(str(error)) from error
+            log.warning("request %s at %s failed: %s", flight.rid, flight.work.position, error)
+            flight.serving.ended.set()
+            return self._nothing()
+        finally:
+            self.meter.request_ended(tokens)
+
+    async def _call(self, flight: _Flight) -> Generated:
+        """The engine's answer: whole, or after `stop` or `request_s` what there is by then."""
+        request_s = self._config.request_s
+        generate = flight.serving.client.generate(
+            flight.work.input_tokens,
+            {"temperature": self._config.temperature},
+            rid=flight.rid,
+            max_new_tokens=flight.work.max_new_tokens,
+            stop_token_ids=self._stop_tokens,
+            deadline_s=request_s + ABORT_GRACE_S,
+        )
+        call = asyncio.create_task(generate)
+        either: list[asyncio.Future[Any]] = [call, flight.stop]
+        try:
+            await asyncio.wait(either, timeout=request_s, return_when=asyncio.FIRST_COMPLETED)
+            while not call.done():
+                await self._abort(flight)
+                await asyncio.wait([call], timeout=ABORT_AGAIN_S)
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _abort(self, flight: _Flight) -> None:
+        try:
+            await flight.serving.client.abort(flight.rid, deadline_s=ABORT_AGAIN_S)
+        except EngineError as error:  # the call that is to be aborted tells what is wrong
+            log.debug("abort of %s: %s", flight.rid, error)
+
+    def _segment(self, work: SegmentWork, generated: Generated) -> Segment:
+        return Segment(
+            tokens=generated.tokens,
+            logprobs=generated.logprobs,
+            versions=generated.versions,
+            finish=self._finish(work, generated),
+            engine=self.name,
+        )
+
+    def _finish(self, work: SegmentWork, generated: Generated) -> Finish:
+        match generated.finish:
+            case "stop":
+                return Finish.STOP
+            case "length":
+                n = len(generated.tokens)
+                capped = work.position.offset + n >= self._config.max_completion_tokens
+                # An engine that ends early has no room for more, and no other would have.
+                return Finish.LENGTH if capped or n < work.max_new_tokens else Finish.CUT
+            case "abort":
+                return Finish.CUT
+
+    def _nothing(self) -> Segment:
+        """Hands a lease back."""
+        ints, floats = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+        return Segment(tokens=ints, logprobs=floats, versions=ints, finish=Finish.CUT, engine=self.name)
+
+    # Being heard, and the end
+
+    async def _closed(self) -> None:
+        await self._closing.wait()
+
+    async def _keep_heard(self) -> None:
+        heard_s = time.monotonic()
+        while True:
+            try:
+                answer = await self._queue.heartbeat(self.name, "worker", list(self._flights))
+            except QueueTimeout as error:
+                if time.monotonic() - heard_s > self._stall_s:
+                    raise WorkerError(f"the queue server has been away for {self._stall_s:.0f} s: {error}") from error
+                continue
+            heard_s = time.monotonic()
+            for position in answer.cancel:
+                if position in self._flights:
+                    _set(self._flights[position].stop)
+            if answer.closing:
+                self._closing.set()
+            await asyncio.sleep(self._config.lease_s / 4)
+
+    async def _land_all(self) -> None:
+        """Cuts all requests, and waits until they are reported."""
+        log.info("%s ends: %d requests in flight", self.name, len(self._flights))
+        for flight in self._flights.values():
+            _set(flight.stop)
+        if self._flying:
+            _, late = await asyncio.wait(self._flying, timeout=DRAIN_S)
+            if late:
+                log.warning("%d segments were not reported within %.0f s", len(late), DRAIN_S)
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._queue.unregister_engine(self.name)
+        except (TimeoutError, QueueError) as error:  # its leases return when it is no longer heard
+            log.warning("%s leaves without a word: %r", self.name, error)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
