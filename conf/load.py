@@ -6,6 +6,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.messages import one_line
 from conf.schema import ConfigError, RunConfig, check
 
 CONFIG_FILE = "config.yaml"
@@ -19,9 +20,11 @@ def register() -> None:
 def to_run_config(composed: DictConfig) -> RunConfig:
     """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), composed))
+        # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
+        values = OmegaConf.to_container(composed, resolve=True)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"configuration: {error}") from error
+        raise ConfigError(one_line(error)) from error
     assert isinstance(config, RunConfig)
     check(config)
     return config

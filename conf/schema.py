@@ -218,7 +218,7 @@ def _check_lengths(config: RunConfig) -> None:
         )
 
 
-def _get(config: RunConfig, key: str):  # noqa: ANN202 - a leaf of any type
+def _get(config: RunConfig, key: str):
     node: object = config
     for part in key.split("."):
         node = getattr(node, part)

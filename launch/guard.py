@@ -2,9 +2,9 @@
 
     python launch/guard.py COMMAND [ARGUMENT …]
 
-The kernel kills the command (SIGKILL) when the process that started the guard is gone, however it went, so that not even a
-`kill -9` of the launcher or of torchrun leaves anything behind. The wish survives exec, so the command needs no thread or
-wrapper of its own. With KESTREL_PARENT set, the guard also notices a parent that died before the wish was made.
+The kernel kills the command (SIGKILL) when the process that started the guard is gone, however it went, so that not
+even a `kill -9` of the launcher or of torchrun leaves anything behind. The wish survives exec, so the command needs no
+thread or wrapper of its own. With KESTREL_PARENT set, the guard also notices a parent that died before the wish.
 """
 
 import ctypes

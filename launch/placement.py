@@ -2,8 +2,9 @@
 
     place(config, run_dir, nodes, base_port) -> [queue-0, trainer-0, …, rollout-0, …, judge-0, …]
 
-`local.py` starts what it says on one machine; another renderer starts the same records elsewhere. The trainer takes the first
-nodes, the engines what follows, and the queue server sits beside the trainer's first rank. On a CPU one node takes everything.
+`local.py` starts what it says on one machine; another renderer starts the same records elsewhere. The trainer takes
+the first nodes, the engines what follows, and the queue server sits beside the trainer's first rank. On a CPU one node
+takes everything.
 """
 
 import hashlib
@@ -82,13 +83,13 @@ class Ports:
 
 
 def choose_base_port(run_dir: Path, config: RunConfig, is_free: Callable[[int], bool]) -> int:
-    """The first port of the run: by the hash of its folder, or the next block of ports that are all free. Raises ConfigError."""
+    """The first port of the run: by the hash of its folder, or the next block that is free. Raises ConfigError."""
     count = Ports.count(config)
     if base := config.cluster.base_port:
         if taken := [port for port in range(base, base + count) if not is_free(port)]:
             raise ConfigError(
-                f"port {taken[0]} is in use, and the run needs {base} to {base + count - 1}: end what holds it, choose another "
-                "cluster.base_port, or leave that at 0 to have free ports chosen"
+                f"port {taken[0]} is in use, and the run needs {base} to {base + count - 1}: end what holds it, choose "
+                "another cluster.base_port, or leave that at 0 to have free ports chosen"
             )
         return base
     blocks = (PORT_LIMIT - FIRST_PORT) // count
@@ -109,9 +110,7 @@ class _Share:
     gpus: tuple[int, ...] = ()
 
 
-def place(
-    config: RunConfig, run_dir: Path, nodes: Sequence[Node], base_port: int, python: str = sys.executable
-) -> list[Process]:
+def place(config: RunConfig, run_dir: Path, nodes: Sequence[Node], base_port: int, python: str = sys.executable) -> list[Process]:
     """The processes of a run. Raises ConfigError when the nodes cannot hold them."""
     trainers, fleet = _shares(config, nodes)
     ports = Ports.starting_at(base_port, config)
@@ -140,7 +139,9 @@ def _shares(config: RunConfig, nodes: Sequence[Node]) -> tuple[list[_Share], lis
     )
     per_node = nodes[0].gpus
     if per_node == 0 or any(node.gpus != per_node for node in nodes):
-        raise ConfigError(f"{needs}, but the nodes have {[n.gpus for n in nodes]}: set cluster.gpus_per_node or cluster.device=cpu")
+        raise ConfigError(
+            f"{needs}, but the nodes have {[n.gpus for n in nodes]}: set cluster.gpus_per_node or cluster.device=cpu"
+        )
     if world > per_node and world % per_node:
         raise ConfigError(f"{needs}: a trainer larger than a node must fill its nodes of {per_node} GPUs")
     trainers = []
@@ -182,12 +183,15 @@ class _Context:
             env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share_gpus)), "NCCL_CUMEM_ENABLE": "0"}
         return env
 
-    def torchrun(self, module: str, *, nodes: int, node_rank: int, ranks: int, master: str, port: int, restarts: int) -> list[str]:
-        """torchrun gives each worker a session of its own, so each goes through the guard, to die with torchrun."""
+    def torchrun(self, module: str, ranks: int, rendezvous: Sequence[str]) -> list[str]:
+        """torchrun gives each worker a session of its own, so each goes through the guard, to die with torchrun.
+
+        It restarts nothing: it would do so at once and for ever, while the launcher can tell a crash from a bad start.
+        Without the `--` it would take the worker's `--run` for one of its own options.
+        """
         return [
-            self.python, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(node_rank),
-            "--nproc-per-node", str(ranks), "--master-addr", master, "--master-port", str(port),
-            "--max-restarts", str(restarts), "--no-python", self.python, str(GUARD), self.python, "-m", module,
+            self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous,
+            "--max-restarts", "0", "--no-python", "--", self.python, str(GUARD), self.python, "-m", module,
         ]  # fmt: skip
 
 
@@ -201,9 +205,11 @@ def _queue(context: _Context) -> Process:
 
 def _trainer(context: _Context, n: int, share: _Share, nodes: int) -> Process:
     ports = context.ports
-    argv = context.torchrun(
-        "trainer", nodes=nodes, node_rank=n, ranks=share.ranks, master=context.head.address, port=ports.trainer, restarts=0
-    )
+    rendezvous = [
+        "--nnodes", str(nodes), "--node-rank", str(n),
+        "--master-addr", context.head.address, "--master-port", str(ports.trainer),
+    ]  # fmt: skip
+    argv = context.torchrun("trainer", share.ranks, rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue, "--push-port", str(ports.push)]
     listens = {"rendezvous": ports.trainer, "push": ports.push} if n == 0 else {}
     return Process(
@@ -213,10 +219,12 @@ def _trainer(context: _Context, n: int, share: _Share, nodes: int) -> Process:
 
 
 def _rollout(context: _Context, n: int, share: _Share) -> Process:
-    ports, restarts = context.ports, context.config.cluster.worker_restarts
-    argv = context.torchrun(
-        "rollout", nodes=1, node_rank=0, ranks=share.ranks, master=share.node.address, port=ports.rollout, restarts=restarts
-    )
+    ports = context.ports
+    rendezvous = [
+        "--nnodes", "1", "--node-rank", "0",
+        "--master-addr", share.node.address, "--master-port", str(ports.rollout),
+    ]  # fmt: skip
+    argv = context.torchrun("rollout", share.ranks, rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue, "--engine-port", str(ports.engine)]
     engines = {f"engine-{k}": ports.engine + k * ENGINE_PORTS for k in range(share.ranks)}
     return Process(

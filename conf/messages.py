@@ -1,0 +1,60 @@
+"""What Hydra and OmegaConf say about a user's mistake, as one line that names the setting and what to do."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
+
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from conf.schema import RunConfig
+
+UserError = (HydraException, OmegaConfBaseException)
+
+OVERRIDDEN = re.compile(r"Could not override '([^']+)'")
+FULL_KEY = re.compile(r"full_key: (\S+)")
+UNKNOWN_KEY = re.compile(r"not in struct|Key '[^']*' not in")
+FOR_PROGRAMMERS = (
+    "full_key:", "object_type=", "reference_type=", "To append to your config", "Could not override", "Error merging",
+    "Config search path", "provider=",
+)  # fmt: skip
+
+
+def one_line(error: BaseException) -> str:
+    """The error and its causes without what only a programmer of Hydra needs."""
+    text = "\n".join(str(cause) for cause in _causes(error))
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read as KEY=VALUE ({text.splitlines()[0]})"
+    if "You must specify" in text:
+        return "choose an experiment (experiment=debug), or a model and data (model=… data=…)"
+    key = next((found[1] for pattern in (OVERRIDDEN, FULL_KEY) if (found := pattern.search(text))), "")
+    if key and UNKNOWN_KEY.search(text):
+        return f"{key}: no such setting{_suggestion(key)}"
+    lines = dict.fromkeys(re.sub(r"^In '[^']*': ", "", line.strip()) for line in text.splitlines())
+    said = " ".join(line for line in lines if line and not line.startswith(FOR_PROGRAMMERS))
+    return f"{key}: {said}" if key else said
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _suggestion(key: str) -> str:
+    known = _keys(RunConfig)
+    same_leaf = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ": conf/schema.py lists them all"
+
+
+def _keys(schema: type, prefix: str = "") -> list[str]:
+    hints = get_type_hints(schema)
+    keys = []
+    for item in fields(schema):
+        kind = hints[item.name]
+        keys += _keys(kind, f"{prefix}{item.name}.") if is_dataclass(kind) else [prefix + item.name]  # type: ignore[arg-type]
+    return keys

@@ -1,0 +1,109 @@
+"""The launcher: from a command line to a finished run.
+
+    python -m launch experiment=debug [trainer.steps=5 …]     one run
+    python -m launch experiment=debug dry_run=true            its placement and configuration, nothing started
+    python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
+    python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another
+
+Exit codes: 0 the run is complete · 1 it failed · 2 it was asked for wrongly · 130 it was interrupted.
+"""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from conf.load import read_run, register, to_run_config, write_run
+from conf.messages import UserError, one_line
+from conf.schema import ConfigError, RunConfig
+from launch.local import RunFailed
+from launch.prepare import PrepareError
+from launch.run import dry_run, execute, with_device
+from rollout.keys import KeysError
+
+FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
+KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed)
+
+
+_failures: list[tuple[str, int]] = []
+"""Message and exit code of the jobs that failed: raised through Hydra they would come with its own words around them."""
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+def _one_job(composed: DictConfig) -> float:
+    """One run, or one job of a sweep; the number is what a sweep compares. A failed job does not end a sweep."""
+    try:
+        _name(composed, sweep=HydraConfig.get().mode == RunMode.MULTIRUN)
+        return _run(to_run_config(composed), resumed=False)
+    except KNOWN_ERRORS as error:
+        _failures.append(_explained(error))
+        print(f"launch: {_failures[-1][0]}", file=sys.stderr)
+        return float("nan")
+
+
+def _run(config: RunConfig, *, resumed: bool) -> float:
+    config = with_device(config)
+    if config.dry_run:
+        print(dry_run(config), OmegaConf.to_yaml(OmegaConf.structured(config)), sep="\n\n", end="")
+        return 0.0
+    run_dir = Path(config.output) / config.name
+    return execute(config, run_dir, write=lambda: write_run(config, run_dir), resumed=resumed, out=sys.stdout)
+
+
+def _name(composed: DictConfig, *, sweep: bool) -> None:
+    """A run's folder: output/name. The jobs of a sweep lie together, numbered, named by what they vary."""
+    hydra_config = HydraConfig.get()
+    if not composed.name:
+        experiment = hydra_config.runtime.choices.get("experiment") or "run"
+        composed.name = f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if sweep:
+        varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run=", "name="))]
+        what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override)) for override in varied]
+        composed.output = hydra_config.sweep.dir
+        composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])
+
+
+def _resume(run_dir: Path, overrides: list[str]) -> None:
+    """The run's own configuration, and on top of it what the command line says; an experiment was chosen once."""
+    stored = OmegaConf.structured(read_run(run_dir))
+    kept = [override for override in overrides if not override.startswith("experiment=")]
+    merged = OmegaConf.merge(stored, OmegaConf.from_dotlist(kept))
+    assert isinstance(merged, DictConfig)
+    config = to_run_config(merged)
+    config.output, config.name, config.resume = str(run_dir.parent), run_dir.name, str(run_dir)
+    _run(config, resumed=True)
+
+
+def main() -> int:
+    resumed = [a.removeprefix("resume=") for a in sys.argv[1:] if a.startswith("resume=")]
+    # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    register()
+    try:
+        if resumed:
+            _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])
+        else:
+            _one_job()
+    except KNOWN_ERRORS as error:
+        message, code = _explained(error)
+        print(f"launch: {message}", file=sys.stderr)
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return max((code for _, code in _failures), default=0)
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    if isinstance(error, UserError):
+        return one_line(error), ASKED_WRONGLY
+    return str(error), ASKED_WRONGLY if isinstance(error, ConfigError | KeysError) else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Makes the model and the problems that `model.prepare` asks for, once: they are cached under cache/.
+
+Each thing is made by a script of the project, into a temporary folder that is renamed when it is whole; in it lies
+the hash of what made it (its command, its script, what it was made from), so that it is made again when that changes.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.local import end_group, start_guarded
+
+CACHE = Path("cache")
+HASH_FILE = ".made_from"
+PROJECT = Path(__file__).resolve().parents[1]
+SAID_LINES = 15  # of a script that failed
+
+
+class PrepareError(RuntimeError):
+    """A script that should have made a model or problems failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """One folder under cache/ and the script that makes it: `python -m MODULE ARGUMENTS --out FOLDER`."""
+
+    target: Path  # under the cache
+    what: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    out_file: str = ""  # "": --out is the folder itself
+    needs: str = ""  # target of an earlier recipe: given as --data
+
+
+RECIPES = {
+    "debug": (
+        Made(target=Path("debug/data"), what="generated problems", module="reward.generated"),
+        Made(
+            target=Path("debug/model"),
+            what="the debug model, warm-started (about 2 minutes)",
+            module="trainer.warm_start",
+            needs="debug/data",
+        ),
+    ),
+    "smollm2": (
+        Made(target=Path("smollm2/model"), what="SmolLM2-135M-Instruct", module="trainer.import_gguf"),
+        Made(
+            target=Path("smollm2/humaneval"),
+            what="HumanEval",
+            module="reward.readers",
+            arguments=("humaneval",),
+            out_file="problems.jsonl",
+        ),
+        Made(
+            target=Path("smollm2/mbpp"),
+            what="MBPP",
+            module="reward.readers",
+            arguments=("mbpp",),
+            out_file="problems.jsonl",
+        ),
+    ),
+}
+
+
+def prepare(kind: str, say: Callable[[str], None], cache: Path = CACHE) -> None:
+    """Makes what is missing or out of date. Raises PrepareError."""
+    recipes = RECIPES.get(kind, ())
+    if all(_is_current(made, cache) for made in recipes):
+        return
+    with _one_at_a_time(cache):
+        for made in recipes:
+            if not _is_current(made, cache):
+                _make(made, cache, say)
+
+
+def _is_current(made: Made, cache: Path) -> bool:
+    record = cache / made.target / HASH_FILE
+    return record.is_file() and record.read_text() == _hash(made, cache)
+
+
+def _hash(made: Made, cache: Path) -> str:
+    script = PROJECT / (made.module.replace(".", "/") + ".py")
+    digest = hashlib.sha256(json.dumps([made.module, made.arguments]).encode())
+    digest.update(script.read_bytes() if script.is_file() else b"")
+    if made.needs:
+        record = cache / made.needs / HASH_FILE
+        digest.update(record.read_bytes() if record.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _make(made: Made, cache: Path, say: Callable[[str], None]) -> None:
+    target = cache / made.target
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    out = unfinished
+    if made.out_file:
+        unfinished.mkdir()
+        out = unfinished / made.out_file
+    data = ("--data", str(cache / made.needs)) if made.needs else ()
+    started = time.monotonic()
+    say(f"preparing {target}: {made.what}, made once")
+    _run([sys.executable, "-m", made.module, *made.arguments, *data, "--out", str(out)], say)
+    (unfinished / HASH_FILE).write_text(_hash(made, cache))
+    if target.exists():
+        shutil.rmtree(target)
+    unfinished.rename(target)
+    say(f"prepared {target} in {time.monotonic() - started:.0f} s")
+
+
+def _run(argv: list[str], say: Callable[[str], None]) -> None:
+    """Runs a script, saying its lines as they come."""
+    read_end, write_end = os.pipe()
+    try:
+        script = start_guarded(argv, {"PYTHONUNBUFFERED": "1"}, output=write_end)
+    finally:
+        os.close(write_end)
+    said: list[str] = []
+    try:
+        with os.fdopen(read_end, errors="replace") as output:
+            for line in output:
+                said.append(line.rstrip())
+                say(f"    {line.rstrip()}")
+        code = script.wait()
+    finally:
+        if script.poll() is None:
+            end_group(script)
+    if code:
+        raise PrepareError(f"`{subprocess.list2cmdline(argv[1:])}` ended with exit code {code}:\n" + _indented(said))
+
+
+def _indented(lines: list[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines[-SAID_LINES:])
+
+
+@contextmanager
+def _one_at_a_time(cache: Path) -> Iterator[None]:
+    """Two launches must not make the same thing; the second waits, and then finds it made."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

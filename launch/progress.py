@@ -1,0 +1,215 @@
+"""What a run shows: what happens before the first step, a line a step, restarts, and where things are at the end.
+
+The source is `metrics.jsonl`, read as it grows, and, for what comes before its first line, whether the engines listen.
+On a terminal the last line is a live status; elsewhere there are plain lines only.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, TextIO
+
+from launch.placement import Process
+
+Metrics = Mapping[str, Any]  # a line of metrics.jsonl
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+HEADER_EVERY = 20
+PROBE_S = 1.0
+QUIET_S = 30.0  # off a terminal: a sign of life so often
+LAST_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    title: str
+    key: str
+    form: str
+    width: int
+
+
+COLUMNS = (
+    Column(title="reward", key="reward/mean", form=".3f", width=6),
+    Column(title="lag", key="lag/max_versions", form=".0f", width=3),
+    Column(title="mean", key="lag/mean_versions", form=".2f", width=4),
+    Column(title="queue", key="queue/ready_groups", form=".0f", width=5),
+    Column(title="tok/s", key="tokens/generated_per_s", form=",.0f", width=6),
+    Column(title="trained", key="tokens/trained", form=",.0f", width=8),
+    Column(title="step s", key="time/step_s", form=".1f", width=6),
+    Column(title="wait", key="time/wait_batch_s", form=".1f", width=5),
+    Column(title="logp", key="time/old_logprob_s", form=".1f", width=5),
+    Column(title="ref", key="time/ref_logprob_s", form=".1f", width=5),
+    Column(title="train", key="time/train_s", form=".1f", width=5),
+    Column(title="push", key="time/push_s", form=".1f", width=5),
+    Column(title="mismatch", key="mismatch/same_version_abs_logprob", form=".1e", width=8),
+    Column(title="eval", key="eval/pass_rate", form=".3f", width=5),
+)
+STEP_WIDTH = 9
+
+
+def header() -> str:
+    return " ".join([f"{'step':>{STEP_WIDTH}}", *(f"{c.title:>{c.width}}" for c in COLUMNS)])
+
+
+def row(line: Metrics, steps: int) -> str:
+    cells = [f"{line['step']}/{steps}".rjust(STEP_WIDTH)]
+    for column in COLUMNS:
+        value = line.get(column.key)
+        cells.append(f"{value:{column.form}}".rjust(column.width) if value is not None else " " * column.width)
+    return " ".join(cells).rstrip()
+
+
+class MetricsFile:
+    """The lines of metrics.jsonl, as they come; a line that is still being written waits."""
+
+    def __init__(self, path: Path, *, from_start: bool) -> None:
+        self._path = path
+        self._offset = 0 if from_start or not path.exists() else path.stat().st_size
+
+    def new_lines(self) -> list[Metrics]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+class Progress:
+    def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: TextIO, *, resumed: bool) -> None:
+        self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed)
+        self._steps = steps
+        self._out = out
+        self._engines = {
+            name: port for p in processes for name, port in p.ports.items() if name.startswith("engine-")
+        }  # not yet listening
+        self._started_s = self._last_line_s = time.monotonic()
+        self._next_probe_s = 0.0
+        self._rows = 0
+        self._last_step: Metrics | None = None
+        self._live = ""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._clear_live()
+        print(text, file=self._out, flush=True)
+        self._last_line_s = time.monotonic()
+
+    def tick(self) -> None:
+        for line in self._metrics.new_lines():
+            self._show(line)
+        if time.monotonic() >= self._next_probe_s:
+            self._next_probe_s = time.monotonic() + PROBE_S
+            self._probe_engines()
+            self._show_status()
+
+    def _show(self, line: Metrics) -> None:
+        if self._rows % HEADER_EVERY == 0:
+            self.say(header())
+        self._rows += 1
+        self.say(row(line, self._steps))
+        self._last_step = line
+
+    def _probe_engines(self) -> None:
+        for name, port in list(self._engines.items()):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+                del self._engines[name]
+                self.say(f"{name} listens after {self._elapsed_s():.0f} s")
+
+    def _show_status(self) -> None:
+        text = self._status()
+        if self._out.isatty():
+            self._clear_live()
+            self._live = text
+            print(text, end="", file=self._out, flush=True)
+        elif time.monotonic() - self._last_line_s > QUIET_S:
+            self.say(text)
+
+    def _status(self) -> str:
+        elapsed = f"  {self._elapsed_s():.0f} s:"
+        if self._last_step is None:
+            before = f"starting {', '.join(self._engines)}" if self._engines else "first push, evaluation and batch"
+            return f"{elapsed} {before}"
+        done = int(self._last_step["step"])
+        if done >= self._steps:
+            return f"{elapsed} last push, evaluation and checkpoint"
+        step_s = self._last_step.get("time/step_s")
+        left = f", about {(self._steps - done) * step_s:.0f} s to go" if step_s else ""
+        return f"{elapsed} step {done + 1} since {time.monotonic() - self._last_line_s:.0f} s{left}"
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _clear_live(self) -> None:
+        if self._live:
+            print(f"\r{' ' * len(self._live)}\r", end="", file=self._out)
+            self._live = ""
+
+
+def read_metrics(run_dir: Path) -> list[Metrics]:
+    """The run's lines in order of steps; of a step that was done twice (after a resume) the last one counts."""
+    lines: dict[int, dict[str, Any]] = {}
+    for line in MetricsFile(run_dir / METRICS_FILE, from_start=True).new_lines():
+        lines[line["step"]] = {**lines.get(line["step"], {}), **line}
+    return [lines[step] for step in sorted(lines)]
+
+
+def outcome(lines: Sequence[Metrics]) -> float:
+    """One number for a sweep: the last pass rate on the held-out problems, or the mean reward of the last steps."""
+    if passed := _values(lines, "eval/pass_rate"):
+        return passed[-1]
+    rewards = _values(lines, "reward/mean")
+    return fmean(rewards[-LAST_STEPS:]) if rewards else float("nan")
+
+
+def summary(run_dir: Path, elapsed_s: float) -> str:
+    """What a finished run has to say for itself, and where its things are."""
+    lines = read_metrics(run_dir)
+    facts = [f"done: {max((int(line['step']) for line in lines), default=0)} steps in {elapsed_s:.0f} s"]
+    if passed := _values(lines, "eval/pass_rate"):
+        facts.append(f"held-out pass rate  {passed[0]:.3f} -> {passed[-1]:.3f}")
+    if rewards := _values(lines, "reward/mean"):
+        facts.append(f"reward              {fmean(rewards[:LAST_STEPS]):.3f} -> {fmean(rewards[-LAST_STEPS:]):.3f}")
+    if step_s := _values(lines, "time/step_s"):
+        facts.append(f"step                {median(step_s):.1f} s (median)")
+    if lags := _values(lines, "lag/max_versions"):
+        facts.append(f"largest lag         {max(lags):.0f} versions")
+    if mismatch := _values(lines, "mismatch/same_version_abs_logprob"):
+        facts.append(f"log-prob mismatch   {fmean(mismatch):.1e} (same version, mean)")
+    facts += _accounting(run_dir / SUMMARY_FILE)
+    facts += places(run_dir)
+    return "\n".join(facts)
+
+
+def _accounting(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    tokens = json.loads(path.read_text()).get("tokens")
+    if not isinstance(tokens, dict):
+        return []
+    counts = [f"{name} {count:,}" for name, count in tokens.items() if isinstance(count, int)]
+    return [f"tokens              {', '.join(counts)}"]
+
+
+def places(run_dir: Path) -> list[str]:
+    what = {
+        METRICS_FILE: "a line a step",
+        SUMMARY_FILE: "token accounting",
+        "logs": "of every process",
+        "checkpoints": "to resume from",
+        "hf": "the last weights, Hugging Face format",
+        "tensorboard": f"tensorboard --logdir {run_dir / 'tensorboard'}",
+    }
+    return [f"{run_dir / name!s:<60} {why}" for name, why in what.items() if (run_dir / name).exists()]
+
+
+def _values(lines: Sequence[Metrics], key: str) -> list[float]:
+    return [float(line[key]) for line in lines if line.get(key) is not None]
