@@ -81,6 +81,20 @@ def stop_token_ids(model: Path) -> list[int]:
     raise WorkerError(f"{model}: neither generation_config.json nor config.json says `eos_token_id`; add what ends an answer")
 
 
+def finish_of(work: SegmentWork, generated: Generated, max_completion_tokens: int) -> Finish:
+    """What the engine's reason to end means for the trajectory."""
+    match generated.finish:
+        case "stop":
+            return Finish.STOP
+        case "abort":
+            return Finish.CUT
+        case "length":
+            tokens = len(generated.tokens)
+            full = work.position.offset + tokens >= max_completion_tokens
+            # An engine that ends before the segment is full has no room for more, and no other would have.
+            return Finish.LENGTH if full or tokens < work.max_new_tokens else Finish.CUT
+
+
 class Meter:
     """What the worker did since it began, in sums, so that a reader takes differences over any interval."""
 
@@ -355,25 +369,16 @@ class Worker:
             log.debug("abort of %s: %s", flight.rid, error)
 
     def _segment(self, work: SegmentWork, generated: Generated) -> Segment:
+        finish = finish_of(work, generated, self._config.max_completion_tokens)
+        if finish is Finish.LENGTH and work.position.offset + len(generated.tokens) == 0:
+            raise PromptRefused(f"after a prompt of {len(work.input_tokens)} tokens the engine has no room for one more")
         return Segment(
             tokens=generated.tokens,
             logprobs=generated.logprobs,
             versions=generated.versions,
-            finish=self._finish(work, generated),
+            finish=finish,
             engine=self.name,
         )
-
-    def _finish(self, work: SegmentWork, generated: Generated) -> Finish:
-        match generated.finish:
-            case "stop":
-                return Finish.STOP
-            case "length":
-                n = len(generated.tokens)
-                capped = work.position.offset + n >= self._config.max_completion_tokens
-                # An engine that ends early has no room for more, and no other would have.
-                return Finish.LENGTH if capped or n < work.max_new_tokens else Finish.CUT
-            case "abort":
-                return Finish.CUT
 
     def _nothing(self) -> Segment:
         """Hands a lease back."""
