@@ -10,6 +10,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import zmq
@@ -174,11 +175,11 @@ class QueueClient(_Dialect):
         resend = 0.0
         while (now := time.monotonic()) < deadline:
             if now >= resend:
-                if self._socket.poll(0, zmq.POLLOUT):
+                with suppress(zmq.Again):  # as long as there is no connection; sent again later
                     self._socket.send(message, zmq.DONTWAIT)
                 resend = now + RESEND_S
-            if self._socket.poll(1000 * min(POLL_S, deadline - now)):
-                answer = unpack(m.Answer, self._socket.recv())
+            if self._socket.poll(int(1000 * POLL_S)):
+                answer: m.Answer = unpack(m.Answer, self._socket.recv())
                 if answer.id == request_id:  # otherwise a late answer to an earlier request
                     return self._read(request, answer)
         raise self._timeout(request, allowed_s)
@@ -250,8 +251,8 @@ class AsyncQueueClient(_Dialect):
         self._answers[request_id] = future
         try:
             while (left_s := deadline - time.monotonic()) > 0:
-                if await self._socket.poll(0, zmq.POLLOUT):
-                    await self._socket.send(message)
+                with suppress(zmq.Again):  # as long as there is no connection; sent again later
+                    await self._socket.send(message, zmq.DONTWAIT)
                 done, _ = await asyncio.wait([future], timeout=min(RESEND_S, left_s))
                 if done:
                     return self._read(request, future.result())
@@ -261,7 +262,7 @@ class AsyncQueueClient(_Dialect):
 
     async def _read_answers(self) -> None:
         while True:
-            answer = unpack(m.Answer, await self._socket.recv())
+            answer: m.Answer = unpack(m.Answer, await self._socket.recv())
             future = self._answers.get(answer.id)
             if future is not None and not future.done():
                 future.set_result(answer)

@@ -95,6 +95,21 @@ class Trajectory:
         if not np.isfinite(self.reward):
             raise RecordError(f"reward {self.reward} is not finite")
 
+    @classmethod
+    def of(cls, *, prompt: Prompt, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
+        """The prompt followed by exactly what its segments sampled."""
+        n, sampled = len(prompt.tokens), sum(len(s.tokens) for s in segments)
+        return cls(
+            tokens=np.concatenate([prompt.tokens, *(s.tokens for s in segments)]),
+            sampled=np.arange(n + sampled) >= n,
+            logprobs=np.concatenate([np.zeros(n, np.float32), *(s.logprobs for s in segments)]),
+            versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
+            reward=verdict.reward,
+            reward_parts=verdict.parts,
+            finish=finish,
+            segments=len(segments),
+        )
+
     @property
     def completion_tokens(self) -> int:
         return int(self.sampled.sum())
@@ -180,7 +195,7 @@ class GradingWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """An engine of the fleet. Restarted, it has another epoch and is another engine: it holds no version until it is pushed to."""
+    """An engine of the fleet. Restarted, it has another epoch and is another engine: it holds no version until a push."""
 
     name: str
     url: str

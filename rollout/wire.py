@@ -1,8 +1,8 @@
 """Records to bytes and back: msgpack, arrays as dtype and bytes, decoded strictly against the record's types.
 
-A record is a map of its fields, an array an extension of one dtype character and its little-endian bytes. Decoding is driven by the
-type that is expected, so that a message can only ever become what its reader asked for: unknown or missing fields, a wrong type and
-a broken invariant are each a `WireError` that names the field. Decoded arrays are read-only views into the message.
+A record is a map of its fields, an array an extension of one dtype character and its little-endian bytes. Decoding is
+driven by the type that is expected, so that a message can only ever become what its reader asked for: unknown or missing
+fields, a wrong type and a broken invariant are each a `WireError` that names the field. Decoded arrays are read-only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def pack(value: Any) -> bytes:
         raise WireError(f"cannot pack a {type(value).__name__}: {error}") from error
 
 
-def unpack(kind: type[T] | Any, data: bytes) -> T:
+def unpack(kind: type[T], data: bytes) -> T:
     """The value of type `kind` in `data`. Raises WireError."""
     return decode(kind, unpack_plain(data))
 
@@ -48,7 +48,7 @@ def unpack_plain(data: bytes) -> Any:
         raise WireError(f"not a msgpack message ({len(data)} bytes): {error or type(error).__name__}") from error
 
 
-def decode(kind: type[T] | Any, plain: Any, path: str = "") -> T:
+def decode(kind: Any, plain: Any, path: str = "") -> Any:
     return _decoder(kind)(plain, path or getattr(kind, "__name__", str(kind)))
 
 
@@ -160,7 +160,7 @@ def _sequence(inner: Decoder) -> Decoder:
     return read
 
 
-def _record(kind: type) -> Decoder:
+def _record(kind: Any) -> Decoder:
     hints = get_type_hints(kind)
     readers = {f.name: _decoder(hints[f.name]) for f in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}

@@ -1,0 +1,124 @@
+"""Who works on what. Not durable: a lease is a promise to a process that may die, and dies with the server."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rollout.rules import Rules
+from rollout.state import LedgerState, TrajectoryState
+from rollout.types import Position
+
+Key = tuple[int, int]  # (group, trajectory)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    position: Position
+    holder: str
+    max_new_tokens: int  # 0 to grade
+
+
+class Leases:
+    """Leases on the open trajectories of a state: to generate the next segment of, or to grade.
+
+    Both kinds are handed out oldest group first, from heaps whose entries are checked when they come up, so that
+    nobody has to take one out of the middle.
+    """
+
+    def __init__(self, rules: Rules, state: LedgerState) -> None:
+        self._rules = rules
+        self._state = state
+        self._leases: dict[Key, Lease] = {}
+        self._to_generate: list[Key] = []
+        self._to_grade: list[Key] = []
+
+    def grant_segments(self, holder: str, count: int) -> list[Lease]:
+        return self._grant(self._to_generate, holder, count, grading=False)
+
+    def grant_grading(self, holder: str, count: int) -> list[Lease]:
+        return self._grant(self._to_grade, holder, count, grading=True)
+
+    def adopt(self, holder: str, position: Position) -> bool:
+        """Whether the holder may keep this lease: it stands where the ledger stands and nobody else has it."""
+        trajectory = self.open_trajectory(position.group, position.trajectory)
+        if trajectory is None or trajectory.verdict is not None or trajectory.length != position.offset:
+            return False
+        key = (position.group, position.trajectory)
+        if key not in self._leases:
+            self._leases[key] = self._lease(key, holder, trajectory)
+        return self._leases[key].holder == holder
+
+    def held(self, holder: str) -> list[Position]:
+        return [lease.position for lease in self._leases.values() if lease.holder == holder]
+
+    def counts(self) -> Counter[str]:
+        return Counter(lease.holder for lease in self._leases.values())
+
+    def release(self, holder: str, position: Position) -> bool:
+        key = (position.group, position.trajectory)
+        lease = self._leases.get(key)
+        if lease is None or lease.holder != holder or lease.position != position:
+            return False
+        del self._leases[key]
+        self.offer(key)
+        return True
+
+    def offer(self, key: Key) -> None:
+        """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
+        self._leases.pop(key, None)
+        trajectory = self.open_trajectory(*key)
+        if trajectory is not None and trajectory.verdict is None:
+            heapq.heappush(self._to_generate if trajectory.finish is None else self._to_grade, key)
+
+    def end(self, groups: Iterable[int]) -> None:
+        """These groups are gone."""
+        gone = set(groups)
+        self._leases = {key: lease for key, lease in self._leases.items() if key[0] not in gone}
+
+    def reconsider(self) -> None:
+        """Another version is published: trajectories that had to wait for it may be leased now."""
+        self._to_generate = [key for key, t in self._open() if t.finish is None and key not in self._leases]
+        heapq.heapify(self._to_generate)
+
+    def open_trajectory(self, group: int, trajectory: int) -> TrajectoryState | None:
+        found = self._state.groups.get(group)
+        if found is None or found.dropped or not 0 <= trajectory < len(found.trajectories):
+            return None
+        return found.trajectories[trajectory]
+
+    def phases(self, group: int) -> Counter[str]:
+        """How many of a group's trajectories are to_generate, generating, to_grade, grading and graded."""
+        return Counter(self._phase((group, i), t) for i, t in enumerate(self._state.groups[group].trajectories))
+
+    def _open(self) -> Iterator[tuple[Key, TrajectoryState]]:
+        for index, group in self._state.groups.items():
+            if group.ungraded and not group.dropped:
+                yield from (((index, i), t) for i, t in enumerate(group.trajectories))
+
+    def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
+        granted: list[Lease] = []
+        while heap and len(granted) < count:
+            key = heapq.heappop(heap)
+            trajectory = self.open_trajectory(*key)
+            if trajectory is None or key in self._leases or trajectory.verdict is not None:
+                continue
+            if (trajectory.finish is not None) != grading:
+                continue
+            if not grading and trajectory.floor > self._state.version:
+                continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
+            self._leases[key] = lease = self._lease(key, holder, trajectory)
+            granted.append(lease)
+        return granted
+
+    def _lease(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
+        left = 0 if trajectory.finish else self._rules.max_completion_tokens - trajectory.length
+        position = Position(group=key[0], trajectory=key[1], offset=trajectory.length)
+        return Lease(position=position, holder=holder, max_new_tokens=min(self._rules.segment_tokens, left))
+
+    def _phase(self, key: Key, trajectory: TrajectoryState) -> str:
+        if trajectory.verdict is not None:
+            return "graded"
+        if trajectory.finish is not None:
+            return "grading" if key in self._leases else "to_grade"
+        return "generating" if key in self._leases else "to_generate"

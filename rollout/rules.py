@@ -1,0 +1,46 @@
+"""The numbers of the off-policy contract. `docs/ledger.md` states the law and proves its bound."""
+
+from dataclasses import dataclass
+from math import ceil
+
+
+class RulesError(ValueError):
+    """Rules that contradict one another; the message says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    groups_per_step: int  # P
+    completions_per_group: int  # G
+    max_staleness: int  # S, in versions: no trained token is older
+    window: int = 0  # W, in groups: how many ready groups may bypass the oldest one
+    segment_tokens: int
+    max_completion_tokens: int
+    total_steps: int | None = None  # nothing is generated that no step will train on
+    drop_no_signal: bool = False  # drop groups whose rewards are all equal
+    max_drops_per_step: int = 4096  # more than this between two takes: the data is too easy, too hard, or broken
+
+    def __post_init__(self) -> None:
+        least = {"groups_per_step": 1, "completions_per_group": 2, "max_staleness": 0, "window": 0, "segment_tokens": 1}
+        least |= {"max_completion_tokens": 1, "max_drops_per_step": 0}
+        for name, minimum in least.items():
+            if (value := getattr(self, name)) < minimum:
+                raise RulesError(f"{name}={value}: must be at least {minimum}")
+        if self.total_steps is not None and self.total_steps < 1:
+            raise RulesError(f"total_steps={self.total_steps}: must be at least 1, or None for no end")
+        if self.lead < 0:
+            raise RulesError(
+                f"window={self.window} costs {self.max_staleness - self.lead} version(s) of lead (window / groups_per_step="
+                f"{self.groups_per_step}, rounded up), more than max_staleness={self.max_staleness}: make the window smaller "
+                "or the staleness larger"
+            )
+
+    @property
+    def lead(self) -> int:
+        """How many whole steps generation may run ahead of the published version."""
+        return self.max_staleness - ceil(self.window / self.groups_per_step)
+
+    def admissible(self, version: int) -> int:
+        """How many groups, dropped ones not counted, may have been admitted while `version` is the published one."""
+        steps = version + self.lead + 1
+        return self.groups_per_step * (steps if self.total_steps is None else min(steps, self.total_steps))

@@ -1,0 +1,33 @@
+"""Small records for tests."""
+
+from typing import Any
+
+import numpy as np
+
+from rollout.rules import Rules
+from rollout.types import Finish, Prompt, Segment, Verdict
+
+
+def rules(**changed: Any) -> Rules:
+    numbers = {"groups_per_step": 2, "completions_per_group": 2, "max_staleness": 1, "segment_tokens": 4}
+    return Rules(**{**numbers, "max_completion_tokens": 8, **changed})
+
+
+def prompt(number: int = 0) -> Prompt:
+    task = {"kind": "calls", "tests": [{"input": number, "output": number}]}
+    return Prompt(id=f"p{number}", tokens=np.array([7, 8, number], np.int32), task=task)
+
+
+def segment(versions: list[int], finish: str = "stop", engine: str = "e0@1", first_token: int = 0) -> Segment:
+    n = len(versions)
+    return Segment(
+        tokens=np.arange(first_token, first_token + n, dtype=np.int32),
+        logprobs=np.linspace(-1, -0.5, n, dtype=np.float32),
+        versions=np.array(versions, np.int32),
+        finish=Finish(finish),
+        engine=engine,
+    )
+
+
+def verdict(reward: float = 1.0) -> Verdict:
+    return Verdict(reward=reward, parts={"tests": reward})
