@@ -3,8 +3,8 @@
     torchrun --nnodes 1 --nproc-per-node N -m rollout --run outputs/x --queue tcp://host:port --engine-port 30000
 
 Each rank takes `rollout.engine_tp` of the visible GPUs and PORTS_PER_ENGINE ports. It ends with 0 when the run is over
-or on SIGTERM, with 1 when it cannot go on: the reason is on standard error and in the run's `logs/worker-<n>.log`, what
-the server says in `logs/engine-<n>.log`.
+or on SIGTERM, with 1 when it cannot go on, with CANNOT_START when trying again would not help: the reason is on standard
+error and in the run's `logs/worker-<n>.log`, what the server says in `logs/engine-<n>.log`.
 """
 
 import argparse
@@ -23,8 +23,9 @@ from conf.schema import ConfigError, RunConfig
 from rollout.client import AsyncQueueClient, QueueError
 from rollout.engine import SGLANG, Engine, EngineSettings
 from rollout.keys import KeysError, RunKeys
-from rollout.worker import Worker, WorkerError
+from rollout.worker import CannotStart, Worker, WorkerError
 
+CANNOT_START = 2
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
 
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None, launcher: tuple[str, ...] = SGLANG) -> i
         asyncio.run(work(f"engine-{number}", config, engine, arguments.queue, keys))
     except (ConfigError, KeysError, WorkerError, QueueError) as error:
         logging.getLogger("rollout").error("engine-%d: %s", number, error)
-        return 1
+        return CANNOT_START if isinstance(error, ConfigError | KeysError | CannotStart) else 1
     return 0
 
 

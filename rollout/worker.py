@@ -51,6 +51,7 @@ HEALTH_S = 5.0  # deadline of one
 ABORT_AGAIN_S = 1.0  # an abort that overtakes its request finds nothing to abort, so it is repeated
 ABORT_GRACE_S = 30.0  # for an aborted request to return; a silent engine is a dead one
 RESTART_PAUSE_S = 1.0
+FIRST_TRIES = 2  # of a worker's first start: the engine of a killed predecessor may not be quite gone
 DRAIN_S = 5.0  # for all flights to come back and be reported when the worker ends
 LEAVE_S = 1.5
 
@@ -62,12 +63,16 @@ class WorkerError(RuntimeError):
     """The worker cannot go on."""
 
 
+class CannotStart(WorkerError):
+    """The worker cannot even begin, and starting it again would not help."""
+
+
 class PromptRefused(Exception):
     """The engine will not run this prompt: it is too long, for instance. No other engine will."""
 
 
 def stop_token_ids(model: Path) -> list[int]:
-    """The tokens that end a completion, as the model folder says. Raises WorkerError if it names none."""
+    """The tokens that end a completion, as the model folder says. Raises CannotStart if it names none."""
     for name in ("generation_config.json", "config.json"):
         path = model / name
         if not path.is_file():
@@ -75,10 +80,10 @@ def stop_token_ids(model: Path) -> list[int]:
         try:
             ids = json.loads(path.read_text()).get("eos_token_id")
         except ValueError as error:
-            raise WorkerError(f"{path} is no JSON: {error}") from error
+            raise CannotStart(f"{path} is no JSON: {error}") from error
         if ids is not None:
             return [ids] if isinstance(ids, int) else list(ids)
-    raise WorkerError(f"{model}: neither generation_config.json nor config.json says `eos_token_id`; add what ends an answer")
+    raise CannotStart(f"{model}: neither generation_config.json nor config.json says `eos_token_id`; add what ends an answer")
 
 
 def finish_of(work: SegmentWork, generated: Generated, max_completion_tokens: int) -> Finish:
@@ -99,12 +104,12 @@ class Meter:
     """What the worker did since it began, in sums, so that a reader takes differences over any interval."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.engine_starts = 0
         self._clock = clock
         self._began_s = self._turned_s = clock()
         self._idle_s = 0.0
         self._in_flight = 0
         self._tokens = 0
-        self._engine_starts = 0
 
     def request_began(self) -> None:
         if self._in_flight == 0:
@@ -117,9 +122,6 @@ class Meter:
         if self._in_flight == 0:
             self._turned_s = self._clock()
 
-    def engine_began(self) -> None:
-        self._engine_starts += 1
-
     def sums(self) -> dict[str, float]:
         """Idle: no request in flight. A request that waits out a push is in flight."""
         idle_s = self._idle_s + (self._clock() - self._turned_s if self._in_flight == 0 else 0.0)
@@ -128,7 +130,7 @@ class Meter:
             "idle_s": idle_s,
             "generated_tokens": self._tokens,
             "in_flight": self._in_flight,
-            "engine_starts": self._engine_starts,
+            "engine_starts": self.engine_starts,
         }
 
 
@@ -197,15 +199,13 @@ class Worker:
 
     async def _keep_engine(self) -> None:
         """Starts the engine and, whenever it ends, starts it again."""
-        ready_once = False
         try:
-            for _ in range(self._config.engine_restarts + 1):
+            for start in range(self._config.engine_restarts + 1):
                 try:
                     await self._serve()
-                    ready_once = True
                 except EngineError as error:
-                    if not ready_once:
-                        raise WorkerError(f"the first start of {self.name} failed: {error}") from error
+                    if not self.meter.engine_starts and start + 1 == FIRST_TRIES:
+                        raise CannotStart(str(error)) from error
                     log.error("%s", error)
                 if self._closing.is_set():
                     return
@@ -221,7 +221,7 @@ class Worker:
         epoch = time.time_ns() // 1_000_000  # differs from that of every other start, also of an earlier worker's
         self._engine.start()
         await self._engine.wait_ready(self._config.engine_start_s)
-        self.meter.engine_began()
+        self.meter.engine_starts += 1
         log.info("%s is ready after %.1f s, process %s", self.name, time.monotonic() - began_s, self._engine.pid)
         async with self._engine.client() as client:
             serving = _Serving(client, epoch, asyncio.Event())

@@ -10,7 +10,7 @@ from conf.schema import ConfigError
 from rollout.__main__ import own_address
 from rollout.engine_client import Generated
 from rollout.types import Finish, Position, SegmentWork
-from rollout.worker import Meter, WorkerError, finish_of, stop_token_ids
+from rollout.worker import CannotStart, Meter, finish_of, stop_token_ids
 
 
 def write_model(folder: Path, config: dict, generation: dict | None = None) -> Path:
@@ -29,7 +29,7 @@ def test_stop_token_of_config_serves_when_generation_config_names_none(tmp_path:
 
 
 def test_model_without_a_stop_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="eos_token_id"):
+    with pytest.raises(CannotStart, match="eos_token_id"):
         stop_token_ids(write_model(tmp_path, {}))
 
 
