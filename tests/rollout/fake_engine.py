@@ -24,6 +24,7 @@ from aiohttp import web
 VOCABULARY = 512
 FAKE_LAUNCHER = ("-m", "tests.rollout.fake_engine")
 TOKEN_S = 0.001
+CONTEXT_TOKENS = 1 << 20
 
 
 def next_token(tokens: Sequence[int], version: int) -> tuple[int, float]:
@@ -44,11 +45,19 @@ class FakeEngine:
     """One server; `await start()`, `await stop()`. `weights` holds what pushes brought, by name (torch tensors)."""
 
     def __init__(
-        self, *, port: int, host: str = "127.0.0.1", version: str = "0", api_key: str = "", admin_api_key: str = ""
+        self,
+        *,
+        port: int,
+        host: str = "127.0.0.1",
+        version: str = "0",
+        api_key: str = "",
+        admin_api_key: str = "",
+        context_length: int = CONTEXT_TOKENS,
     ) -> None:
         self.host, self.port, self.version = host, port, version
         self.api_key, self.admin_api_key = api_key, admin_api_key or api_key
         self.token_s = TOKEN_S
+        self.context_length = context_length
         self.calls: list[str] = []
         self.weights: dict[str, Any] = {}
         self.updating = False
@@ -115,6 +124,8 @@ class FakeEngine:
     async def _generate(self, http: web.Request) -> web.Response:
         body = await http.json()
         parameters, rid = body["sampling_params"], body["rid"]
+        if len(body["input_ids"]) + parameters["max_new_tokens"] > self.context_length:
+            return web.Response(status=400, text="Requested token count exceeds the model's maximum context length")
         request = self.requests[rid] = Request(list(body["input_ids"]))
         try:
             finish = await self._run(request, parameters["max_new_tokens"], set(parameters["stop_token_ids"]))
@@ -275,6 +286,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--context-length", type=int, default=CONTEXT_TOKENS)
     parser.add_argument("--config", help="a file with the keys, as `Engine` writes it")
     arguments, _ = parser.parse_known_args()
     keys: dict[str, str] = {}
@@ -285,6 +297,7 @@ def main() -> None:
         host=arguments.host,
         port=arguments.port,
         version=arguments.weight_version,
+        context_length=arguments.context_length,
         api_key=keys.get("api-key", ""),
         admin_api_key=keys.get("admin-api-key", ""),
     )
