@@ -1,0 +1,1 @@
+"""What is good: text in, score out."""

@@ -1,0 +1,41 @@
+"""Is the printed output the expected one? Pure, and linear in the size of both.
+
+Without a tolerance: the same lines, trailing white space and trailing empty lines apart. With one: the same tokens on each
+line, where two tokens that are both decimal numbers may differ by so much.
+"""
+
+import math
+import re
+
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+def same_output(got: str, expected: str, tolerance: float | None = None) -> bool:
+    got_lines, expected_lines = normalise(got), normalise(expected)
+    if got_lines == expected_lines:
+        return True
+    if tolerance is None or len(got_lines) != len(expected_lines):
+        return False
+    return all(_close_line(a, b, tolerance) for a, b in zip(got_lines, expected_lines, strict=True))
+
+
+def normalise(output: str) -> list[str]:
+    lines = [line.rstrip() for line in output.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _close_line(got: str, expected: str, tolerance: float) -> bool:
+    got_tokens, expected_tokens = got.split(), expected.split()
+    return len(got_tokens) == len(expected_tokens) and all(
+        _close_token(a, b, tolerance) for a, b in zip(got_tokens, expected_tokens, strict=True)
+    )
+
+
+def _close_token(got: str, expected: str, tolerance: float) -> bool:
+    if got == expected:
+        return True
+    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
+        return False
+    return math.isclose(float(got), float(expected), rel_tol=tolerance, abs_tol=tolerance)

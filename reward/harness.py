@@ -1,0 +1,217 @@
+"""What runs inside a job, in the same process as the candidate's code: loads it, calls it, says what came back.
+
+Nothing here is trusted by the judge. A candidate can read and rewrite all of it; what it cannot do is learn the expected
+values, because they are not here. So the judge takes only data from the channel, and compares it outside.
+
+The channel carries frames (4 bytes of length, then JSON). Towards the job: first the program, then, for `calls`, one call
+at a time. From the job: {"ok": value} or {"error": text} for the program and for each call.
+"""
+
+import _sitebuiltins
+import atexit
+import builtins
+import gc
+import inspect
+import io
+import json
+import linecache
+import os
+import random
+import struct
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from reward import codec
+
+CHANNEL_FD = 3
+SOLUTION = "solution.py"
+_ERROR_CHARS = 300
+
+_read, _write, _exit = os.read, os.write, os._exit
+_dumps, _loads = json.dumps, json.loads
+
+
+class ChannelClosed(Exception):
+    """The judge wants nothing more."""
+
+
+def read_frame() -> Any:
+    (length,) = struct.unpack("<I", _read_exactly(4))
+    return _loads(_read_exactly(length))
+
+
+def write_frame(message: dict[str, Any]) -> None:
+    data = _dumps(message, separators=(",", ":")).encode("ascii", "replace")
+    view = memoryview(struct.pack("<I", len(data)) + data)
+    while view:
+        view = view[_write(CHANNEL_FD, view) :]
+
+
+def run() -> None:
+    """Serves one job, from its first frame to the end of the process."""
+    _fresh_interpreter()
+    program = read_frame()
+    if program["kind"] == "stdio":
+        _run_script(program)
+    else:
+        _serve_calls(program)
+
+
+def _run_script(program: dict[str, Any]) -> None:
+    module = _module("__main__")
+    error = _guard(lambda: _execute(program, module), exit_is_fine=True)
+    error = _guard(lambda: _finish(module)) or error
+    write_frame({"error": error} if error else {"ok": None})
+    _exit(0)
+
+
+def _serve_calls(program: dict[str, Any]) -> None:
+    module = _module("solution")
+    function: list[Callable[..., object]] = []
+
+    def load() -> None:
+        _execute(program, module)
+        function.append(_entry_point(module, program["entry_point"]))
+
+    error = _guard(load)
+    write_frame({"error": error} if error else {"ok": None})
+    while not error:
+        arguments = read_frame()
+        write_frame(_call(function[0], arguments))
+
+
+def _call(function: Callable[..., object], arguments: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+
+    def call() -> None:
+        args = [codec.decode(item) for item in arguments["args"]]
+        kwargs = {name: codec.decode(item) for name, item in arguments["kwargs"].items()}
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            import asyncio  # preloaded where the sandbox is configured so; costs nothing otherwise
+
+            result = asyncio.run(result)
+        answer["ok"] = codec.encode(result)
+
+    error = _guard(call)
+    return {"error": error} if error else answer
+
+
+def _execute(program: dict[str, Any], module: types.ModuleType) -> None:
+    if program["setup"]:
+        exec(compile(program["setup"], "setup.py", "exec"), module.__dict__)
+    code = _compile(program["code"], trim=program["trim"])
+    exec(code, module.__dict__)
+
+
+def _compile(source: str, *, trim: bool) -> types.CodeType:
+    """The program's code. With `trim`, prose after the last complete statement (a model that goes on talking) is cut off."""
+    for _ in range(3 if trim else 1):
+        linecache.cache[SOLUTION] = (len(source), None, source.splitlines(keepends=True), SOLUTION)
+        try:
+            return compile(source, SOLUTION, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            last_error = error
+            source = "\n".join(source.split("\n")[: (error.lineno or 1) - 1])
+            if not source.strip():
+                break
+    raise last_error
+
+
+def _entry_point(module: types.ModuleType, name: str) -> Callable[..., object]:
+    """`f`, a method as in `Solution.f`, or `f` of a class `Solution` where there is no function of that name."""
+    owner, _, method = name.rpartition(".")
+    if not owner and name not in module.__dict__ and hasattr(module.__dict__.get("Solution"), name):
+        owner, method = "Solution", name
+    if owner:
+        cls = module.__dict__.get(owner)
+        if not isinstance(cls, type) or not hasattr(cls, method):
+            raise NameError(f"the code does not define {name}")
+        return lambda *args, **kwargs: getattr(cls(), method)(*args, **kwargs)
+    if name not in module.__dict__:
+        raise NameError(f"the code does not define {name}")
+    function = module.__dict__[name]
+    if not callable(function):
+        raise TypeError(f"{name} is not a function")
+    return function
+
+
+def _guard(action: Callable[[], None], *, exit_is_fine: bool = False) -> str:
+    """Runs `action`; the empty string, or what it raised in one line."""
+    try:
+        action()
+    except SystemExit as error:
+        return "" if exit_is_fine else f"SystemExit: {error.code!r}"[:_ERROR_CHARS]
+    except ChannelClosed:
+        _exit(0)
+    except BaseException as error:  # noqa: BLE001 - whatever the candidate raises is an answer, not a fault of ours
+        return _describe(error)
+    return ""
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 - a hostile __str__
+        text = "an exception that cannot be printed"
+    line = 0
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == SOLUTION:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return (text[:_ERROR_CHARS] + (f" (line {line})" if line else "")).encode("ascii", "backslashreplace").decode()
+
+
+def _finish(module: types.ModuleType) -> None:
+    """What the interpreter does at its end: waits for threads, runs atexit, flushes files that were left open."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _flush()
+    module.__dict__.clear()
+    gc.collect()
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def _fresh_interpreter() -> None:
+    """Standard streams, arguments, seeds and builtins as a new interpreter would have them."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
+        io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape"
+    )
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape"
+    )
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+    )
+    sys.argv = [SOLUTION]
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # `python -S` leaves them out
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
+    random.seed(0)  # the same completion gets the same verdict
+
+
+def _module(name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__["__file__"] = SOLUTION
+    module.__dict__["__builtins__"] = builtins
+    sys.modules[name] = sys.modules["__main__"] = module
+    return module
+
+
+def _read_exactly(count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = _read(CHANNEL_FD, min(count - len(parts), 1 << 20))
+        if not part:
+            raise ChannelClosed
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,285 @@
+"""The zygote: a warm Python in namespaces of its own that forks one confined job after another.
+
+Started by `reward.sandbox` as a script, with a control socket and its settings as JSON:
+
+    judge ── Popen ──> launcher            imports what jobs may want, leaves the host's namespaces, waits
+                          └── fork ──> zygote     pid 1 of its pid namespace; read-only root without /proc; serves requests
+                                          └── fork ──> job    fresh pid, mount and ipc namespaces, own tmpfs and uid, rlimits,
+                                                              no capabilities, seccomp; then `reward.harness`
+
+The zygote never sees a program: it receives the job's file descriptors and limits, and answers with how the job ended. The
+program goes over the job's own channel, after the job is confined. Control messages (JSON, one packet each):
+
+    to the zygote   {"start": id, limits…} with stdin, stdout, channel      {"kill": id}
+    from it         {"ready": …} or {"failed": reason} once, then {"exit": id, "status": …, "cpu_s": …, "peak_bytes": …}
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from reward import harness, linux, seccomp
+
+del sys.path[0]
+
+STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
+DEVICES = ("null", "zero", "full", "random", "urandom")
+MESSAGE_BYTES = 1 << 16
+OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file or folder of the host, opened before the host goes out of sight."""
+
+    path: str
+    fd: int
+    is_folder: bool
+    flags: int
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
+    try:
+        _preload(settings["modules"])
+        virtual_bytes = _virtual_bytes()
+        linux.unshare(
+            linux.CLONE_NEWUSER
+            | linux.CLONE_NEWNS
+            | linux.CLONE_NEWNET
+            | linux.CLONE_NEWIPC
+            | linux.CLONE_NEWUTS
+            | linux.CLONE_NEWPID
+        )
+        _send(control, {"unshared": True})
+        ids = _receive(control)[0]["ids"]
+        pid = os.fork()
+    except (OSError, ImportError, seccomp.UnsupportedArch) as error:
+        _send(control, {"failed": str(error)})
+        sys.exit(1)
+    if pid:
+        control.close()
+        os.waitpid(pid, 0)
+        os._exit(0)
+    try:
+        pid_namespace_fd = _become_zygote(settings, ids)
+    except (OSError, seccomp.UnsupportedArch) as error:
+        _send(control, {"failed": str(error)})
+        os._exit(1)
+    Zygote(control, pid_namespace_fd, ids, virtual_bytes).serve()
+
+
+def _preload(modules: list[str]) -> None:
+    """Imports what jobs may want, so that importing costs them nothing and needs no shared library of the host."""
+    for name in modules:
+        importlib.import_module(name)
+    ctypes.CDLL("libgcc_s.so.1")  # the C library loads it when the first thread ends, and the root has no /lib
+    for name in [name for name in sys.modules if name.split(".")[0] == "reward"]:
+        del sys.modules[name]
+
+
+def _become_zygote(settings: dict[str, Any], ids: list[int]) -> int:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(OOM_SCORE)
+    pid_namespace_fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    sources = [_open_source(path) for path in (*settings["folders"], *(f"/dev/{name}" for name in DEVICES))]
+    if len(ids) > 1:
+        os.setgroups([])
+    os.setresgid(ids[0], ids[0], ids[0])
+    os.setresuid(ids[0], ids[0], ids[0])
+    _build_root(sources, settings["hidden"])
+    socket.sethostname("jail")
+    linux.die_with_parent(signal.SIGKILL)
+    for source in sources:
+        os.close(source.fd)
+    sys.path[:] = [path for path in sys.path if os.path.isdir(path)]
+    os.environ.clear()
+    os.environ.update({"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C.UTF-8"})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), 2)
+    gc.collect()
+    gc.freeze()
+    return pid_namespace_fd
+
+
+def _open_source(path: str) -> Source:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    return Source(path=path, fd=fd, is_folder=os.path.isdir(path), flags=linux.locked_mount_flags(os.fstatvfs(fd).f_flag))
+
+
+def _build_root(sources: list[Source], hidden: list[str]) -> None:
+    """A read-only tmpfs that holds the sources at their own paths, and an empty /tmp. Nothing else of the host stays."""
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("jail", STAGE, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
+    for source in sources:
+        target = STAGE + source.path
+        os.makedirs(target if source.is_folder else os.path.dirname(target), exist_ok=True)
+        if not source.is_folder:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND)
+        read_only = linux.MS_RDONLY if source.is_folder else 0
+        no_devices = linux.MS_NODEV if source.is_folder else 0
+        flags = source.flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_NOSUID | read_only | no_devices
+        linux.mount("none", target, None, flags)
+        for name in hidden:
+            if source.is_folder and os.path.isdir(folder := os.path.join(target, name)):
+                linux.mount("hidden", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_RDONLY, "size=4k")
+    os.makedirs(STAGE + "/tmp", exist_ok=True)
+    read_only = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("none", STAGE, None, read_only)
+    os.chdir(STAGE)
+    linux.pivot_root(".", ".")
+    linux.detach(".")
+    os.chdir("/")
+
+
+class Zygote:
+    """Forks jobs on request and reports how each ended."""
+
+    def __init__(self, control: socket.socket, pid_namespace_fd: int, ids: list[int], virtual_bytes: int) -> None:
+        self.control = control
+        self.pid_namespace_fd = pid_namespace_fd
+        self.job_ids = ids[1:] or ids
+        self.virtual_bytes = virtual_bytes
+        self.started = 0
+        self.jobs: dict[int, tuple[int, int]] = {}  # pidfd -> (job id, pid)
+        self.poll = select.poll()
+
+    def serve(self) -> None:
+        self.poll.register(self.control, select.POLLIN)
+        _send(self.control, {"ready": True})
+        while True:
+            for fd, _ in self.poll.poll():
+                if fd == self.control.fileno():
+                    self._handle_request()
+                elif fd in self.jobs:
+                    self._report_exit(fd)
+
+    def _handle_request(self) -> None:
+        try:
+            request, fds = _receive(self.control)
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the judge is gone, and with pid 1 goes every job
+        if "start" in request:
+            self._start(request, fds)
+            return
+        for pidfd, (job, _) in self.jobs.items():
+            if job == request["kill"]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> None:
+        self.started += 1
+        uid = self.job_ids[self.started % len(self.job_ids)]  # rotated: a dying job still counts against its uid's processes
+        linux.unshare(linux.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            _run_job(request, fds, uid, self.virtual_bytes)
+        linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
+        for fd in fds:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self.jobs[pidfd] = (request["start"], pid)
+        self.poll.register(pidfd, select.POLLIN)
+
+    def _report_exit(self, pidfd: int) -> None:
+        job, pid = self.jobs.pop(pidfd)
+        self.poll.unregister(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        os.close(pidfd)
+        try:
+            _send(
+                self.control,
+                {
+                    "exit": job,
+                    "status": os.waitstatus_to_exitcode(status),
+                    "cpu_s": usage.ru_utime + usage.ru_stime,
+                    "peak_bytes": usage.ru_maxrss * 1024,
+                },
+            )
+        except (BrokenPipeError, ConnectionError):
+            os._exit(0)
+
+
+def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int) -> None:
+    """The job's life after the fork: confine, say so, run. Never returns."""
+    try:
+        for target, fd in enumerate(fds):  # stdin, stdout, channel arrive above 3: the zygote keeps 0-3 occupied
+            os.dup2(fd, target if target < 2 else harness.CHANNEL_FD)
+        os.closerange(harness.CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        try:
+            _confine(limits, uid, virtual_bytes)
+        except (OSError, ValueError) as error:
+            harness.write_frame({"unconfined": str(error)})
+            os._exit(1)
+        harness.write_frame({"confined": True})
+        harness.run()
+    except harness.ChannelClosed:
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int) -> None:
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+    options = f"size={limits['disk_bytes']},nr_inodes=4096,mode=700,uid={uid},gid={uid}"
+    linux.mount("job", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
+    os.chdir("/tmp")
+    os.umask(0o022)
+    cpu_s = math.ceil(limits["cpu_s"]) + 1  # the judge ends a job at the exact limit; this holds if the judge is stopped
+    for kind, limit in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, virtual_bytes + limits["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_NPROC, limits["threads"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+        (resource.RLIMIT_STACK, 120 << 20),
+    ):
+        _, ceiling = resource.getrlimit(kind)
+        bound = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
+        resource.setrlimit(kind, (bound, bound))
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    linux.no_new_privileges()
+    linux.drop_capabilities()
+    seccomp.install()
+
+
+def _virtual_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
+    control.send(json.dumps(message).encode())
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(8 * 4))
+    fds: list[int] = []
+    for level, kind, body in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += struct.unpack(f"{len(body) // 4}i", body)
+    if not data:
+        raise EOFError
+    return json.loads(data), fds
+
+
+if __name__ == "__main__":
+    main()
