@@ -150,7 +150,8 @@ AT_LEAST_ONE = (
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
     "algo.clip_low", "algo.clip_high", "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
-    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node", "cluster.worker_restarts", "trainer.min_lr_fraction",
+    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
+    "cluster.worker_restarts", "trainer.min_lr_fraction",
 )  # fmt: skip
 POSITIVE = (
     "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
@@ -213,8 +214,8 @@ def _check_lengths(config: RunConfig) -> None:
         )
     if 0 < config.rollout.max_total_tokens < longest:
         raise ConfigError(
-            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest trajectory, "
-            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest "
+            f"trajectory, data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
         )
 
 

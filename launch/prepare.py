@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,11 @@ class Made:
     arguments: tuple[str, ...] = ()
     out_file: str = ""  # "": --out is the folder itself
     needs: str = ""  # target of an earlier recipe: given as --data
+    project: Path = PROJECT  # where the module lies
 
 
-RECIPES = {
+RECIPES: dict[str, Sequence[Made]] = {  # by model.prepare
+    "": (),
     "debug": (
         Made(target=Path("debug/data"), what="generated problems", module="reward.generated"),
         Made(
@@ -71,9 +73,8 @@ RECIPES = {
 }
 
 
-def prepare(kind: str, say: Callable[[str], None], cache: Path = CACHE) -> None:
-    """Makes what is missing or out of date. Raises PrepareError."""
-    recipes = RECIPES.get(kind, ())
+def prepare(recipes: Sequence[Made], say: Callable[[str], None], cache: Path = CACHE) -> None:
+    """Makes what is missing or out of date, in order. Raises PrepareError."""
     if all(_is_current(made, cache) for made in recipes):
         return
     with _one_at_a_time(cache):
@@ -88,7 +89,7 @@ def _is_current(made: Made, cache: Path) -> bool:
 
 
 def _hash(made: Made, cache: Path) -> str:
-    script = PROJECT / (made.module.replace(".", "/") + ".py")
+    script = made.project / (made.module.replace(".", "/") + ".py")
     digest = hashlib.sha256(json.dumps([made.module, made.arguments]).encode())
     digest.update(script.read_bytes() if script.is_file() else b"")
     if made.needs:

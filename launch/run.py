@@ -11,7 +11,7 @@ from conf.schema import ConfigError, RunConfig
 from launch.local import Interrupted, RunFailed, Supervisor
 from launch.placement import Node, Process, choose_base_port, describe, place
 from launch.preflight import check_data, check_model, check_run_dir, held, port_is_free
-from launch.prepare import prepare
+from launch.prepare import RECIPES, prepare
 from launch.progress import Progress, outcome, places, read_metrics, summary
 from rollout.keys import RunKeys
 
@@ -31,8 +31,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     started_s = time.monotonic()
     _check_place(config)
     check_run_dir(run_dir, resumed=resumed)
-    if config.model.prepare:
-        prepare(config.model.prepare, say)
+    prepare(RECIPES[config.model.prepare], say)
     check_model(config)
     check_data(config)
     base_port = choose_base_port(run_dir, config, port_is_free)

@@ -1,0 +1,83 @@
+"""The command line as a user meets it, in processes of its own."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[2]
+
+
+def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    """Arguments for a debug run on a model and problems that exist, but that nobody reads."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
+    (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    (tmp_path / "train.jsonl").write_text('{"id": "a", "prompt": "p", "task": {"kind": "calls", "tests": [1]}}\n')
+    return ["experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]"]
+
+
+def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: Path) -> None:
+    shown = launch(tmp_path, "experiment=kestrel_256", "dry_run=true", "name=big")
+    assert shown.returncode == 0
+    assert "trainer-15" in shown.stdout
+    assert "rollout-15" in shown.stdout
+    assert yaml.safe_load(shown.stdout[shown.stdout.index("\nname: big") :])["trainer"]["tp"] == 8
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rollout.enginez=3"], "rollout.enginez: no such setting"),
+        (["trainer.tp=3"], "trainer.tp=3 does not divide the 8 attention heads"),
+        (["model.path=elsewhere"], "model.path=elsewhere: no such folder"),
+        (["data.train=[gone.jsonl]"], "cannot read gone.jsonl"),
+        (["cluster.kind=slurm"], "cluster.kind=slurm"),
+        (["cluster.device=cuda", "cluster.gpus_per_node=1"], "the trainer needs 4 GPUs"),
+        (["resume=nowhere"], "nowhere is no run's folder"),
+    ],
+)
+def test_mistake_ends_with_one_line_and_code_2_and_leaves_nothing(
+    tmp_path: Path, model: list[str], arguments: list[str], said: str
+) -> None:
+    ended = launch(tmp_path, *model, *arguments)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert said in ended.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_port_in_use_is_named(tmp_path: Path, model: list[str]) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        ended = launch(tmp_path, *model, f"cluster.base_port={port}")
+    assert ended.returncode == 2
+    assert f"port {port} is in use" in ended.stderr
+
+
+def test_sweep_goes_on_after_a_mistake_in_one_job(tmp_path: Path) -> None:
+    ended = launch(tmp_path, "-m", "experiment=debug", "dry_run=true", "trainer.tp=0,2", "rollout.max_staleness=0")
+    assert ended.returncode == 2
+    assert "trainer.tp=0: must be at least 1" in ended.stderr
+    assert "name: 01-tp=2-max_staleness=0" in ended.stdout
+
+
+def test_scripts_are_clean_shell() -> None:
+    for script in [*PROJECT.glob("launch/*.sh"), PROJECT / ".ci/run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)

@@ -1,0 +1,83 @@
+import io
+import json
+import math
+import socket
+from pathlib import Path
+
+from launch.placement import Process
+from launch.progress import MetricsFile, Progress, outcome, read_metrics, row, summary
+
+STEP = {"step": 3, "reward/mean": 0.4375, "lag/max_versions": 2, "tokens/trained": 4096, "time/step_s": 2.5}
+
+
+def write(path: Path, *lines: dict[str, object]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_row_shows_what_there_is_and_leaves_out_what_is_not() -> None:
+    cells = row(STEP, steps=50).split()
+    assert cells == ["3/50", "0.438", "2", "4,096", "2.5"]
+    assert "0.612" in row({**STEP, "eval/pass_rate": 0.612}, steps=50)
+
+
+def test_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, from_start=True)
+    assert metrics.new_lines() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert metrics.new_lines() == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\n')
+    assert metrics.new_lines() == [{"step": 2}]
+    assert metrics.new_lines() == []
+
+
+def test_resumed_run_shows_new_lines_only(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", {"step": 1})
+    out = io.StringIO()
+    progress = Progress(tmp_path, 5, [], out, resumed=True)
+    write(tmp_path / "metrics.jsonl", {"step": 2, "reward/mean": 0.25})
+    progress.tick()
+    assert "2/5  0.250" in out.getvalue()
+    assert "1/5" not in out.getvalue()
+
+
+def test_engine_that_listens_is_announced_once(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        process = Process(role="rollout", name="rollout-0", node="here", argv=("x",), ports={"engine-0": server.getsockname()[1]})
+        out = io.StringIO()
+        progress = Progress(tmp_path, 5, [process], out, resumed=False)
+        progress.tick()
+        progress._next_probe_s = 0.0
+        progress.tick()
+    assert out.getvalue() == "engine-0 listens after 0 s\n"
+
+
+def test_step_that_was_done_twice_counts_once(tmp_path: Path) -> None:
+    write(
+        tmp_path / "metrics.jsonl",
+        {"step": 0, "eval/pass_rate": 0.3},
+        {"step": 1, "reward/mean": 0.1},
+        {"step": 1, "reward/mean": 0.2},
+    )
+    assert [line.get("reward/mean") for line in read_metrics(tmp_path)] == [None, 0.2]
+
+
+def test_outcome_is_the_last_evaluation_else_the_reward() -> None:
+    assert outcome([{"step": 0, "eval/pass_rate": 0.3}, {"step": 1, "reward/mean": 0.9, "eval/pass_rate": 0.6}]) == 0.6
+    assert outcome([{"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.75}]) == 0.5
+    assert math.isnan(outcome([]))
+
+
+def test_summary_tells_first_and_last_and_where_things_are(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", {"step": 0, "eval/pass_rate": 0.3}, {**STEP, "step": 1, "eval/pass_rate": 0.6})
+    (tmp_path / "summary.json").write_text(json.dumps({"tokens": {"generated": 5000, "trained": 4096}}))
+    text = summary(tmp_path, elapsed_s=61.0)
+    assert "1 steps in 61 s" in text
+    assert "0.300 -> 0.600" in text
+    assert "generated 5,000, trained 4,096" in text
+    assert str(tmp_path / "metrics.jsonl") in text
+    assert "checkpoints" not in text
