@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from rollout import wire
 
-MOST_TEXT_BYTES = 256  # of one `gather`
-
 T = TypeVar("T")
 
 
@@ -47,12 +45,11 @@ class Control:
 
     def gather(self, text: str) -> list[str]:
         """Every rank's text, in order of rank."""
-        world = dist.get_world_size()
-        mine = torch.zeros(MOST_TEXT_BYTES, dtype=torch.uint8)
         raw = text.encode()
-        if len(raw) > MOST_TEXT_BYTES:
-            raise ValueError(f"{text!r} is longer than {MOST_TEXT_BYTES} bytes")
-        mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-        everyone = [torch.empty_like(mine) for _ in range(world)]
-        dist.all_gather(everyone, mine, group=self._group)
-        return [bytes(t.tolist()).rstrip(b"\0").decode() for t in everyone]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(sizes, torch.tensor([len(raw)]), group=self._group)
+        padded = torch.zeros(max(1, *(int(size) for size in sizes)), dtype=torch.uint8)
+        padded[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
+        texts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(texts, padded, group=self._group)
+        return [text[: int(size)].numpy().tobytes().decode() for text, size in zip(texts, sizes, strict=True)]

@@ -1,8 +1,8 @@
-"""Lets megatron-core 0.16.1 run on a machine without a GPU, and repairs two of its defects.
+"""Lets megatron-core 0.16.1 run on a machine without a GPU.
 
 `install` does nothing where a GPU is present, so the GPU path runs untouched Megatron. Elsewhere it redirects device
 placement and random-number state from "cuda" to the CPU; no arithmetic of Megatron's is replaced. Each item names its
-cause and when it may go. `install_checkpoint_fixes` repairs loading where torch's AdamW stands in for a fused one.
+cause and when it may go.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 CPU = torch.device("cpu")
-_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
+_FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
 _installed = False
 
 
@@ -57,7 +57,7 @@ def _redirect_placement() -> None:
     _replace(torch.cuda, "current_device", lambda: CPU)
     # Pipeline communication and the checkpoint writer wait for the device; the CPU has nothing to wait for.
     _replace(torch.cuda, "synchronize", lambda device=None: None)
-    # Token counts in the schedules, norms in the optimizer and gradient clipping are made with device="cuda".
+    # Token counts in the schedules, norms in the optimizer and in clipping, what loading exchanges: all ask for "cuda".
     for name in _FACTORIES:
         _replace(torch, name, _on_cpu(getattr(torch, name)))
     # The tied embedding and the distributed optimizer call .cuda() on what is already where it belongs.
@@ -110,40 +110,3 @@ def _name_cpu_tensors_as_cuda() -> None:
         return result
 
     _replace(torch.Tensor, "type", named)
-
-
-def install_checkpoint_fixes() -> None:
-    """Repairs two defects of megatron-core 0.16.1 that show when torch's AdamW stands in for a fused Adam.
-
-    May go when a release loads a distributed optimizer's checkpoint without Transformer Engine and resumes exactly.
-    """
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    if getattr(DistributedOptimizer, "_kestrel_checkpoint_fixes", False):
-        return
-    set_states = DistributedOptimizer._set_main_param_and_optimizer_states
-    load = DistributedOptimizer.load_state_dict
-
-    # Loading copies every entry of AdamW's state from the checkpoint, but "step" is kept elsewhere there: KeyError:
-    # 'step'.
-    @functools.wraps(set_states)
-    def set_states_but_step(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        step = state.pop("step", None)
-        set_states(self, model_param, tensors)
-        if step is not None:
-            state["step"] = step
-
-    # One step tensor is put into the state of every parameter, and AdamW increments it in place once a parameter: the
-    # bias correction runs away and the resumed run drifts without a word.
-    @functools.wraps(load)
-    def load_with_own_steps(self: Any, state_dict: dict[str, Any]) -> None:
-        load(self, state_dict)
-        for state in self.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()
-
-    _replace(DistributedOptimizer, "_set_main_param_and_optimizer_states", set_states_but_step)
-    _replace(DistributedOptimizer, "load_state_dict", load_with_own_steps)
-    _replace(DistributedOptimizer, "_kestrel_checkpoint_fixes", True)

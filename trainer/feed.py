@@ -74,6 +74,13 @@ class Feed:
         if self._queue is not None:
             self._queue.durable(version)
 
+    def queue_figures(self) -> dict[str, float]:
+        """The queue's own figures on rank 0; {} elsewhere."""
+        if self._queue is None:
+            return {}
+        figures: dict[str, float] = self._queue.status()["figures"]
+        return figures
+
     def _ask_batch(self) -> _Answer:
         assert self._queue is not None
         found = self._queue.take(self.version, wait_s=POLL_S)

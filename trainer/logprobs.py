@@ -1,7 +1,7 @@
 """Log-probs of chosen tokens from logits that lie split over the tensor-parallel ranks.
 
-Works through the rows in chunks, in float32, and keeps no float32 copy of the logits: the backward pass makes each chunk's softmax
-again. The formula: log p(y) = z_y / T - logsumexp(z / T), at the temperature T that sampled.
+Works through the rows in chunks, in float32, and keeps no float32 copy of the logits: the backward pass makes each chunk's
+softmax again. The formula: log p(y) = z_y / T - logsumexp(z / T), at the temperature T that sampled.
 """
 
 import torch
@@ -23,7 +23,7 @@ def token_logprobs(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, targets, temperature, vocab_start, group, vocab_size):  # noqa: ANN001, ANN205
+    def forward(ctx, logits, targets, temperature, vocab_start, group, vocab_size):
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=logits.device)
         entropies = torch.empty_like(logprobs)
         logsumexps = torch.empty_like(logprobs)
@@ -48,7 +48,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx, grad_logprobs, _grad_entropies):  # noqa: ANN001, ANN205
+    def backward(ctx, grad_logprobs, _grad_entropies):
         logits, targets, logsumexps = ctx.saved_tensors
         grad = torch.zeros_like(logits)
         for rows in _chunks(len(targets)):

@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conf.schema import RunConfig
 from trainer.parallel import Mesh
 
 TOKEN_FIGURES = (
@@ -50,16 +50,22 @@ class TokenMeans:
 class MetricsWriter:
     """One JSON object a step in `metrics.jsonl`; the same numbers in TensorBoard and, with a project's name, in W&B."""
 
-    def __init__(self, run_dir: Path, *, wandb_project: str, run_name: str, config: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, run_dir: Path, config: RunConfig, *, version: int) -> None:
+        """version: where the run goes on; what an interrupted run wrote beyond it will be written again, so it goes."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 writes
 
-        self._file = (run_dir / "metrics.jsonl").open("a", buffering=1)
-        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"))
+        path = run_dir / "metrics.jsonl"
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= version] if version else []
+        path.write_text("".join(kept))
+        self._file = path.open("a", buffering=1)
+        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=version + 1 if version else None)
         self._wandb = None
-        if wandb_project:
+        if config.trainer.wandb_project:
             import wandb  # optional: only who names a project needs it
 
-            self._wandb = wandb.init(project=wandb_project, name=run_name, config=dict(config), dir=str(run_dir))
+            self._wandb = wandb.init(
+                project=config.trainer.wandb_project, name=config.name, config=asdict(config), dir=str(run_dir)
+            )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         line = {"step": step, "time": round(time.time(), 3)} | {k: round(float(v), 8) for k, v in sorted(figures.items())}
@@ -69,11 +75,13 @@ class MetricsWriter:
         if self._wandb is not None:
             self._wandb.log(dict(figures), step=step)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         self._file.close()
         self._tensorboard.close()
         if self._wandb is not None:
-            self._wandb.finish(exit_code=0 if error is None else 1)
+            self._wandb.finish()
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines: a killed run may have left half of one at the end."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []

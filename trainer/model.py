@@ -55,9 +55,7 @@ class OptimizerSettings:
         if not 0 <= self.min_lr <= self.lr:
             raise ModelError(f"optimizer.min_lr = {self.min_lr} must lie between 0 and optimizer.lr = {self.lr}")
         if not 0 <= self.warmup_steps < self.total_steps:
-            raise ModelError(
-                f"optimizer.warmup_steps = {self.warmup_steps} must be less than the run's {self.total_steps} steps"
-            )
+            raise ModelError(f"optimizer.warmup_steps = {self.warmup_steps} must be less than the run's {self.total_steps} steps")
 
 
 class RMSNorm(torch.nn.Module):
@@ -221,9 +219,7 @@ def forward(chunk: torch.nn.Module, tokens: Tensor, positions: Tensor, packed: P
     model = bare(chunk)
     # bf16 logits stay bf16: the log-prob code upcasts in chunks, and never needs all of them in fp32.
     options = {"fp32_output": False} if model.config.bf16 else {}
-    output: Tensor = chunk(
-        input_ids=tokens, position_ids=positions, attention_mask=None, packed_seq_params=packed, **options
-    )
+    output: Tensor = chunk(input_ids=tokens, position_ids=positions, attention_mask=None, packed_seq_params=packed, **options)
     return mask_padding(output, model) if model.post_process else output
 
 
@@ -264,6 +260,16 @@ def _one_or_list(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
+def gather_parameters(chunks: Sequence[torch.nn.Module]) -> None:
+    """Brings every rank's weights up to date after an optimizer step; all ranks call it before weights leave the model.
+
+    With overlapped gathers a rank has only its own shard of the new weights until the next forward pass.
+    """
+    for chunk in chunks:
+        if isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)
+
+
 def build_optimizer(
     chunks: list[DistributedDataParallel], settings: OptimizerSettings
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
@@ -287,6 +293,7 @@ def build_optimizer(
         chunks,
         use_gloo_process_groups=torch.cuda.is_available(),
     )
+    _allocate_adam_state(optimizer)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -303,6 +310,19 @@ def build_optimizer(
     # Megatron counts from 0, which with warm-up spends the first step at learning rate 0.
     scheduler.step(1)
     return optimizer, scheduler
+
+
+def _allocate_adam_state(optimizer: MegatronOptimizer) -> None:
+    """Gives torch's AdamW its zero state at once: Megatron cannot save or load one that has never stepped."""
+    for inner in (part.optimizer for part in optimizer.chained_optimizers):
+        if not isinstance(inner, torch.optim.AdamW):
+            continue
+        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
+            inner.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
 
 
 def parameter_count(chunks: list[torch.nn.Module]) -> int:

@@ -33,8 +33,13 @@ def behaviour_weights(old: Tensor, behaviour: Tensor, correction: str, cap: floa
     return torch.ones_like(weights)
 
 
-def clipped_surrogate(current: Tensor, old: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A) with ratio = exp(current - old), and where clipping holds [m] each (PPO, arXiv 1707.06347)."""
+def clipped_surrogate(
+    current: Tensor, old: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A) with ratio = exp(current - old), and where clipping holds, [m] each.
+
+    PPO, arXiv 1707.06347; two bounds as in DAPO, arXiv 2503.14476.
+    """
     ratio = torch.exp(current - old)
     plain = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages

@@ -26,7 +26,9 @@ class Microbatch:
 
     tokens: I64  # [T]
     positions: I64  # [T], from 0 in each sequence
-    boundaries: I32  # [k + 1], 0 = first < … < last = T: sequence i is tokens[boundaries[i]:boundaries[i + 1]], the last may be padding
+    boundaries: (
+        I32  # [k + 1], 0 = first < … < last = T: sequence i is tokens[boundaries[i]:boundaries[i + 1]], the last may be padding
+    )
     rows: I64  # [m], the positions whose next token was sampled
     targets: I64  # [m], that next token
     behaviour_logprobs: F32  # [m]

@@ -7,6 +7,7 @@ torchrun sets, and returns where this process stands as a `Mesh`. `shutdown` und
 import datetime
 import math
 import os
+import socket
 from dataclasses import dataclass
 
 import torch
@@ -113,3 +114,10 @@ def shutdown() -> None:
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def address() -> str:
+    """This host, as other hosts of the job reach it: the interface that leads to MASTER_ADDR."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))  # of a datagram socket: sends nothing
+        return str(probe.getsockname()[0])

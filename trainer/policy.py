@@ -18,6 +18,7 @@ from torch import Tensor
 
 from conf.schema import RunConfig
 from trainer import attention, hf_weights, model
+from trainer.checkpoint import TrainingState
 from trainer.logprobs import token_logprobs
 from trainer.metrics import TokenMeans
 from trainer.objective import Objective, token_losses
@@ -46,8 +47,8 @@ class Policy:
         self,
         *,
         chunks: list[torch.nn.Module],
-        optimizer,  # noqa: ANN001 - megatron's MegatronOptimizer
-        scheduler,  # noqa: ANN001 - megatron's OptimizerParamScheduler
+        optimizer,
+        scheduler,
         spec: ModelSpec,
         mesh: Mesh,
         objective: Objective,
@@ -62,6 +63,11 @@ class Policy:
         config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
         config.grad_scale_func = optimizer.scale_loss
         self._reference: list[Tensor] | None = None
+
+    @property
+    def training_state(self) -> TrainingState:
+        """What a checkpoint saves and restores."""
+        return TrainingState(chunks=self.chunks, optimizer=self.optimizer, scheduler=self.scheduler, mesh=self.mesh)
 
     def logprobs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient."""
@@ -107,8 +113,8 @@ class Policy:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
 
-    def _run(self, examples: Sequence[Example], on_logits, forward_only: bool) -> list:  # noqa: ANN001
-        def forward_step(examples_left: Iterator[Example], chunk: torch.nn.Module):  # noqa: ANN202
+    def _run(self, examples: Sequence[Example], on_logits, forward_only: bool) -> list:
+        def forward_step(examples_left: Iterator[Example], chunk: torch.nn.Module):
             example = next(examples_left)
             microbatch, device = example.microbatch, self.mesh.device
             packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device)

@@ -10,16 +10,19 @@ Every step has a deadline. An engine that fails any of them does not hold the ve
 again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
 """
 
+import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rollout.client import QueueClient
-from rollout.engine_client import EngineClient, EngineFleet, FleetError
+from rollout.engine_client import EngineClient, EngineError, EngineFleet, FleetError
 from rollout.types import EngineInfo
 from trainer import hf_weights, weight_group
 from trainer.control import Control
@@ -34,7 +37,7 @@ Bucket = tuple[HfTensor, ...]
 
 
 def plan_buckets(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
-    """For each stage the buckets it sends, in order: every tensor in exactly one, none above `bucket_bytes` unless a tensor is."""
+    """For each stage the buckets it sends, in order: every tensor in one, none above `bucket_bytes` unless a tensor is."""
     plan: list[list[Bucket]] = []
     for stage in range(layout.pp):
         buckets: list[list[HfTensor]] = []
@@ -101,6 +104,7 @@ class Pusher:
         self._members: list[str] = []  # ids of the engines in the groups
         self._mine: dist.ProcessGroup | None = None  # on a source, its stage's group
         self._generation = 0
+        self._verified: set[str] = set()  # ids of the engines whose first push was compared
 
     def push(self, version: int) -> PushReport:
         """Gives `version` to every registered engine. An engine that fails is no error: the report names it."""
@@ -114,7 +118,9 @@ class Pusher:
                 engines.start_receiving(leave, join, self._groups, self._plan, version)
                 sent = self._send(join)
                 engines.finish_receiving()
-                if not self._control.agree(sent):
+                if self._control.agree(sent):
+                    self._verify(engines, present)
+                else:
                     self._forget_groups()
             failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
         end = time.perf_counter()
@@ -132,7 +138,7 @@ class Pusher:
         return sorted(self._queue.fleet(), key=lambda e: e.name)
 
     def _regroup(self, engines: Sequence[EngineInfo]) -> tuple[Mapping[str, Sequence[_Group]], bool]:
-        """New groups if the engines are not those of the last push: what each of them has to leave, and whether all have to join."""
+        """New groups if the engines are not those of the last push: what each has to leave, and whether all have to join."""
         ids = [e.id for e in engines]
         if ids == self._members:
             return {}, False
@@ -168,20 +174,48 @@ class Pusher:
             if mesh.is_weight_source and join:
                 group = self._groups[mesh.stage]
                 self._mine = weight_group.join(
-                    group.address, group.port, rank=0, world_size=group.world_size, group_name=group.name, timeout_s=self._deadline_s
+                    group.address,
+                    group.port,
+                    rank=0,
+                    world_size=group.world_size,
+                    group_name=group.name,
+                    timeout_s=self._deadline_s,
+                    backend=group.backend,
                 )
             broadcast: dist.Work | None = None
             for bucket in self._flat_buckets():
                 if broadcast is not None:
                     broadcast.wait()
                 if bucket is not None:
-                    broadcast = dist.broadcast(bucket, src=0, group=self._mine, async_op=True)
+                    broadcast = dist.broadcast(bucket, group_src=0, group=self._mine, async_op=True)
             if broadcast is not None:
                 broadcast.wait()
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:  # gloo's and NCCL's, and a group that could not be made
             print(f"push: stage {mesh.stage} could not send: {error}", flush=True)
             return False
         return True
+
+    def _verify(self, engines: "_Engines", present: Sequence[EngineInfo]) -> None:
+        """The first push to an engine is believed only once its checksums are those of the trainer's weights."""
+        fresh = [e for e in present if e.id not in self._verified]
+        if not fresh:
+            return
+        mine = ""
+        mesh, spec = self._policy.mesh, self._policy.spec
+        if mesh.is_weight_replica_zero:
+            tensors = hf_weights.hf_tensors(self._policy.chunks, spec, mesh)
+            if mesh.is_weight_source:
+                device: Literal["cpu", "cuda"] = "cuda" if mesh.device.type == "cuda" else "cpu"
+                values = ((name, value) for name, value in tensors if value is not None)
+                mine = json.dumps(
+                    weight_group.expected_checksums(values, tp=fresh[0].tp, kv_heads=spec.kv_heads, engine_device=device)
+                )
+            else:
+                deque(tensors, maxlen=0)  # takes part in the gathering
+        stages = [json.loads(text) for text in self._control.gather(mine) if text]
+        expected = [{k: v for stage in stages for k, v in stage[rank].items()} for rank in range(fresh[0].tp)]
+        engines.compare(expected, fresh)
+        self._verified |= {e.id for e in fresh}
 
     def _flat_buckets(self) -> Iterator[Tensor | None]:
         """Each bucket of this rank's stage as bytes u8 [n] on the source; None on the ranks that only take part in gathering."""
@@ -189,7 +223,7 @@ class Pusher:
         for bucket in self._plan[self._policy.mesh.stage]:
             values = [next(tensors)[1] for _ in bucket]
             if self._policy.mesh.is_weight_source:
-                yield torch.cat([v.detach().contiguous().view(-1).view(torch.uint8) for v in values if v is not None])
+                yield weight_group.pack([v for v in values if v is not None])
             else:
                 yield None
 
@@ -240,6 +274,20 @@ class _Engines:
     def finish_receiving(self) -> None:
         self._settle(self._receiving)
 
+    def compare(self, expected: Sequence[Mapping[str, str]], engines: Sequence[EngineInfo]) -> None:
+        """Fails each of `engines` that does not hold exactly the weights with these checksums, [tp]."""
+        ids = {e.id for e in engines}
+
+        async def check(client: EngineClient) -> None:
+            if self._by_url[client.url].id not in ids:
+                return
+            held = await client.checksum(deadline_s=self._deadline_s)
+            for rank, (ours, theirs) in enumerate(zip(expected, held, strict=True)):
+                if wrong := [name for name, value in ours.items() if theirs.get(name) != value]:
+                    raise EngineError(f"engine {client.url}, rank {rank}: other weights than were pushed: {', '.join(wrong[:5])}")
+
+        self._settle(self._fleet.submit(check))
+
     def _settle(self, calls: Mapping) -> None:
         """Waits for the calls; engines whose call failed are left out from here on."""
         try:
@@ -277,7 +325,7 @@ async def _receive(
         for bucket in buckets:
             await client.receive_bucket(
                 [t.name for t in bucket],
-                [str(t.dtype).removeprefix("torch.") for t in bucket],
+                [weight_group.dtype_name(t.dtype) for t in bucket],
                 [t.shape for t in bucket],
                 group_name=group.name,
                 deadline_s=deadline_s,

@@ -1,8 +1,8 @@
 """One RL step: a batch in, better weights and the step's figures out.
 
-    batch -> advantages by group -> minibatches of packed microbatches
-          -> old log-probs (forward) -> reference log-probs (forward, reference weights swapped in)
-          -> for each minibatch: forward, backward, optimizer step
+batch -> advantages by group -> minibatches of packed microbatches
+      -> old log-probs (forward) -> reference log-probs (forward, reference weights swapped in)
+      -> for each minibatch: forward, backward, optimizer step
 """
 
 import time

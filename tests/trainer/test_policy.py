@@ -16,7 +16,7 @@ def model_folder(path, layers: int = 4) -> str:
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=256, initializer_range=0.2,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(path)
@@ -79,7 +79,9 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp", "tokens"), [(1, 1, 1, 128), (1, 2, 1, 64), (2, 2, 1, 64), (1, 1, 2, 64), (2, 1, 1, 64)])
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "tokens"), [(1, 1, 1, 128), (1, 2, 1, 64), (2, 2, 1, 64), (1, 1, 2, 64), (2, 1, 1, 64)]
+)
 def test_two_steps_give_the_same_weights_in_every_layout_and_packing(tmp_path, tp: int, pp: int, dp: int, tokens: int) -> None:
     folder = model_folder(tmp_path / "model")
     [expected] = ranks.run(steps, 1, folder, 1, 1, 64, str(tmp_path / "one"))

@@ -1,0 +1,161 @@
+"""The trainer: `torchrun --nproc-per-node 4 -m trainer --run outputs/x --queue tcp://host:port --push-port 21100`.
+
+A run is one page of calls (`Trainer.run`): take a batch, train on it, push the weights, tell the ledger, save when due. It starts
+from the run's newest checkpoint, or from the model's folder, and exits with 0 once `trainer.steps` steps are done and saved.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.load import read_run
+from conf.schema import ConfigError, RunConfig
+from rollout.client import QueueClient, QueueError
+from rollout.keys import KeysError, RunKeys
+from trainer import checkpoint, hf_weights, parallel
+from trainer.control import Control
+from trainer.feed import Feed
+from trainer.metrics import MetricsWriter
+from trainer.policy import TrainingError, load_policy
+from trainer.push import Pusher
+from trainer.spec import Layout, ModelError
+from trainer.step import Figures, Stopwatch, batch_figures, train_step
+
+
+class Trainer:
+    """Everything one rank holds during a run."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, queue_endpoint: str, push_port: int) -> None:
+        self.config, self.run_dir = config, run_dir
+        trainer = config.trainer
+        self.mesh = parallel.initialize(Layout(tp=trainer.tp, pp=trainer.pp), seed=trainer.seed, timeout_s=trainer.collective_s)
+        self.control = Control(timeout_s=trainer.collective_s)
+        keys = RunKeys.load(run_dir)
+        self.queue = QueueClient(queue_endpoint, keys, name="trainer") if self.control.is_leader else None
+        self.policy = load_policy(config, self.mesh)
+        if config.algo.kl_coef > 0:
+            self.policy.remember_reference()
+        self.checkpoints = checkpoint.Checkpoints(
+            run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept
+        )
+        pusher = Pusher(
+            self.policy,
+            self.control,
+            self.queue,
+            address=parallel.address(),
+            first_port=push_port,
+            bucket_bytes=trainer.push_bucket_bytes,
+            deadline_s=trainer.push_s,
+            engine_api_key=keys.engine_api_key,
+        )
+        version = self.resume()
+        self.feed = Feed(self.control, self.queue, pusher, version=version)
+        self.metrics = MetricsWriter(run_dir, config, version=version) if self.control.is_leader else None
+
+    def run(self) -> None:
+        self.feed.begin()
+        if self.feed.version == 0:
+            self.write(self.evaluate())
+        while self.feed.version < self.config.trainer.steps:
+            figures = self.step()
+            if self.evaluation_due():
+                figures |= self.evaluate()
+            self.save_when_due()
+            self.write(figures)
+        self.finish()
+
+    def step(self) -> Figures:
+        """One RL step: the policy and the fleet go from version v to v + 1."""
+        watch = Stopwatch()
+        with watch("time/step_s"):
+            with watch("time/wait_batch_s"):
+                batch = self.feed.take()
+            figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
+            with watch("time/push_s"):
+                push = self.feed.advance()
+        figures |= watch.seconds | {"push/bytes": push.bytes, "push/pause_s": push.pause_s, "push/engines": len(push.engines)}
+        figures["idle/trainer_fraction"] = watch.seconds["time/wait_batch_s"] / watch.seconds["time/step_s"]
+        figures["tokens/trained_per_s"] = figures["tokens/trained"] / watch.seconds["time/step_s"]
+        return figures | self.feed.queue_figures()
+
+    def write(self, figures: Figures) -> None:
+        if self.metrics is not None:
+            self.metrics.write(self.feed.version, figures)
+
+    def evaluation_due(self) -> bool:
+        version, every = self.feed.version, self.config.trainer.eval_every
+        return bool(self.config.data.heldout) and (version == self.config.trainer.steps or (every > 0 and version % every == 0))
+
+    def evaluate(self) -> Figures:
+        if not self.config.data.heldout:
+            return {}
+        watch = Stopwatch()
+        with watch("time/eval_s"):
+            result = self.feed.evaluate(self.config.trainer.eval_completions)
+        return watch.seconds | {"eval/pass_rate": result.pass_rate, "eval/reward_mean": result.mean_reward}
+
+    def resume(self) -> int:
+        """The version of the newest whole checkpoint, loaded; 0 when there is none."""
+        newest = self.control.share(str, lambda: str(checkpoint.latest(self.checkpoints.folder) or ""))
+        if not newest:
+            return 0
+        loaded = checkpoint.load(newest, self.policy.training_state)
+        if self.control.is_leader:
+            print(f"trainer: goes on from {newest}", flush=True)
+        return loaded.version
+
+    def save_when_due(self) -> None:
+        """Starts a checkpoint of this version when one is due, and tells the ledger of those that are safe by now."""
+        version, every = self.feed.version, self.config.trainer.checkpoint_every
+        ended = self.checkpoints.poll()
+        if version == self.config.trainer.steps or (every > 0 and version % every == 0):
+            ended += self.checkpoints.begin_save(version, {})
+        self.settle(ended)
+
+    def settle(self, ended: Sequence[checkpoint.Saved]) -> None:
+        for saved in ended:
+            if saved.failure is None:
+                self.feed.durable(saved.version)
+            elif self.control.is_leader:
+                print(f"trainer: the checkpoint of version {saved.version} failed: {saved.failure}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """The last checkpoint is waited for: a run that exits with 0 has saved its weights."""
+        ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
+        self.settle(ended)
+        if failures := [saved.failure for saved in ended if saved.failure is not None]:
+            raise TrainingError(f"the last checkpoint could not be written: {failures[-1]}")
+        if self.config.trainer.save_hf:
+            hf_weights.save(
+                self.policy.chunks, self.policy.spec, self.mesh, self.run_dir / "hf", source_folder=self.config.model.path
+            )
+        if self.queue is not None:
+            status = self.queue.status()
+            (self.run_dir / "summary.json").write_text(json.dumps({"steps": self.feed.version, "queue": status}, indent=2) + "\n")
+            self.queue.stop()
+        if self.metrics is not None:
+            self.metrics.close()
+        parallel.shutdown()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder, with config.yaml and keys/")
+    parser.add_argument("--queue", required=True, help="the queue server, as tcp://host:port")
+    parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
+    options = parser.parse_args(arguments)
+    # Megatron and torch warn on every rank about interfaces that only Megatron can change.
+    warnings.filterwarnings("ignore", module="megatron|torch")
+    try:
+        Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
+    except (ConfigError, KeysError, ModelError, QueueError, TrainingError) as error:
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
