@@ -48,7 +48,6 @@ def load(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh, folder:
     left = [name for chunk in chunks for name, parameter in bare(chunk).named_parameters() if parameter not in filled]
     if left:
         raise ModelError(f"no entry of the {spec.architecture} table fills {', '.join(left)}")
-    _note_padding(chunks, spec, mesh)
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -85,15 +84,6 @@ def _slice(name: str, shape: tuple[int, ...], files: dict[str, Any]) -> Any:
     if tuple(found.get_shape()) != shape:
         raise ModelError(f"{name!r} has shape {tuple(found.get_shape())}, but config.json makes it {shape}")
     return found
-
-
-def _note_padding(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -> None:
-    """Tells the chunk with the logits how many of its columns are padding."""
-    tp = mesh.layout.tp
-    part = spec.padded_vocab(tp) // tp
-    real = min(max(spec.vocab - mesh.tp_rank * part, 0), part)
-    for chunk in chunks:
-        bare(chunk).padded_columns = part - real
 
 
 def hf_manifest(spec: ModelSpec, layout: Layout, stage: int, dtype: torch.dtype) -> list[HfTensor]:

@@ -102,6 +102,7 @@ def build(
             rope_scaling_factor=spec.rope_scaling.factor if spec.rope_scaling else 1.0,
             vp_stage=chunk if mesh.layout.vpp > 1 else None,
         )
+        model.padded_columns = padded_columns(spec, mesh)
         chunks.append(model.to(mesh.device))
     _mark_cut_parameters(chunks, spec, mesh)
     return chunks
@@ -220,16 +221,22 @@ def forward(chunk: torch.nn.Module, tokens: Tensor, positions: Tensor, packed: P
     # bf16 logits stay bf16: the log-prob code upcasts in chunks, and never needs all of them in fp32.
     options = {"fp32_output": False} if model.config.bf16 else {}
     output: Tensor = chunk(input_ids=tokens, position_ids=positions, attention_mask=None, packed_seq_params=packed, **options)
-    return mask_padding(output, model) if model.post_process else output
+    return _mask_padding(output, model.padded_columns) if model.post_process else output
 
 
-def mask_padding(logits: Tensor, model: GPTModel) -> Tensor:
-    """Takes the rows that pad the vocabulary out of every softmax: their zero weights would give them a logit of 0."""
-    padding: int = getattr(model, "padded_columns", 0)
-    if not padding:
+def padded_columns(spec: ModelSpec, mesh: Mesh) -> int:
+    """How many of this rank's vocabulary columns are padding; they are its last."""
+    width = spec.padded_vocab(mesh.layout.tp) // mesh.layout.tp
+    real = min(max(spec.vocab - mesh.tp_rank * width, 0), width)
+    return width - real
+
+
+def _mask_padding(logits: Tensor, padded: int) -> Tensor:
+    """Takes padding out of every softmax: its zero weights would give it a logit of 0."""
+    if padded == 0:
         return logits
     columns = torch.arange(logits.size(-1), device=logits.device)
-    return logits.masked_fill(columns >= logits.size(-1) - padding, _MASKED_LOGIT)
+    return logits.masked_fill(columns >= logits.size(-1) - padded, _MASKED_LOGIT)
 
 
 def wrap(chunks: list[GPTModel], *, overlap: bool = False) -> list[DistributedDataParallel]:
