@@ -22,8 +22,8 @@ FIRST_PORT, PORT_LIMIT = 10_000, 32_000
 """Linux hands out ports from 32768 on to whoever asks for any port: a fixed port must lie below."""
 
 FIXED_PORTS = 8  # queue, two rendezvous; the others are spare
-PUSH_PORTS = 16  # for each pipeline stage: a weight group that is built anew takes the next
-ENGINE_PORTS = 8  # an engine's own and those that it derives from it
+PUSH_PORTS = 8  # for each pipeline stage: a weight group that is made again listens on another
+ENGINE_PORTS = 8  # an engine's own and those that SGLang derives from it
 
 
 class Restart(StrEnum):
@@ -123,7 +123,7 @@ def place(config: RunConfig, run_dir: Path, nodes: Sequence[Node], base_port: in
     return [
         _queue(context),
         *(_trainer(context, n, share, len(trainers)) for n, share in enumerate(trainers)),
-        *(_rollout(context, n, share) for n, share in enumerate(fleet)),
+        *(_rollout(context, n, share, sum(s.ranks for s in fleet[:n])) for n, share in enumerate(fleet)),
         *(_judge(context, n, judge_nodes[n % len(judge_nodes)]) for n in range(config.reward.judges)),
     ]
 
@@ -218,15 +218,16 @@ def _trainer(context: _Context, n: int, share: _Share, nodes: int) -> Process:
     )  # fmt: skip
 
 
-def _rollout(context: _Context, n: int, share: _Share) -> Process:
+def _rollout(context: _Context, n: int, share: _Share, first_engine: int) -> Process:
     ports = context.ports
     rendezvous = [
         "--nnodes", "1", "--node-rank", "0",
         "--master-addr", share.node.address, "--master-port", str(ports.rollout),
     ]  # fmt: skip
     argv = context.torchrun("rollout", share.ranks, rendezvous)
-    argv += ["--run", str(context.run_dir), "--queue", context.queue, "--engine-port", str(ports.engine)]
-    engines = {f"engine-{k}": ports.engine + k * ENGINE_PORTS for k in range(share.ranks)}
+    argv += ["--run", str(context.run_dir), "--queue", context.queue]
+    argv += ["--engine-port", str(ports.engine), "--first-engine", str(first_engine)]
+    engines = {f"engine-{first_engine + k}": ports.engine + k * ENGINE_PORTS for k in range(share.ranks)}
     return Process(
         role="rollout", name=f"rollout-{n}", node=share.node.name, argv=tuple(argv), env=context.env(share.gpus),
         ports={"rendezvous": ports.rollout, **engines}, gpus=share.gpus, restart=Restart.ON_FAILURE,

@@ -190,13 +190,24 @@ def summary(run_dir: Path, elapsed_s: float) -> str:
 
 
 def _accounting(path: Path) -> list[str]:
-    if not path.is_file():
+    """Where every generated token went, as the queue counted."""
+    counts = _with_key(json.loads(path.read_text()), "trained_tokens") if path.is_file() else None
+    if counts is None:
         return []
-    tokens = json.loads(path.read_text()).get("tokens")
-    if not isinstance(tokens, dict):
-        return []
-    counts = [f"{name} {count:,}" for name, count in tokens.items() if isinstance(count, int)]
-    return [f"tokens              {', '.join(counts)}"]
+    parts = []
+    for kind in ("trained", "waiting", "dropped", "lost", "eval"):
+        count = counts.get(f"{kind}_tokens", 0)
+        parts.append(f"{kind} {sum(count.values()) if isinstance(count, dict) else count:,}")
+    return [f"tokens              {', '.join(parts)}"]
+
+
+def _with_key(value: object, key: str) -> dict[str, Any] | None:
+    """The first mapping, however deep, that holds the key."""
+    if not isinstance(value, dict):
+        return None
+    if key in value:
+        return value
+    return next((found for inner in value.values() if (found := _with_key(inner, key))), None)
 
 
 def places(run_dir: Path) -> list[str]:

@@ -5,8 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rollout.__main__
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.placement import FIRST_PORT, PORT_LIMIT, Node, Ports, Restart, choose_base_port, describe, place
+from launch.placement import (
+    ENGINE_PORTS,
+    FIRST_PORT,
+    PORT_LIMIT,
+    PUSH_PORTS,
+    Node,
+    Ports,
+    Restart,
+    choose_base_port,
+    describe,
+    place,
+)
 
 HERE = [Node(name="here", address="127.0.0.1")]
 RUN = Path("outputs/r")
@@ -40,7 +52,7 @@ def test_one_machine_without_gpus_holds_every_role() -> None:
     assert trainer.endswith("py -m trainer --run outputs/r --queue tcp://127.0.0.1:20000 --push-port 20008")
     rollout = " ".join(by_name["rollout-0"].argv)
     assert "--nproc-per-node 2" in rollout
-    assert rollout.endswith("py -m rollout --run outputs/r --queue tcp://127.0.0.1:20000 --engine-port 20040")
+    assert rollout.endswith("py -m rollout --run outputs/r --queue tcp://127.0.0.1:20000 --engine-port 20024 --first-engine 0")
     assert by_name["judge-0"].argv[-2:] == ("--name", "judge-0")
     assert all(p.env["CUDA_VISIBLE_DEVICES"] == "" for p in processes)
 
@@ -66,7 +78,14 @@ def test_trainer_larger_than_a_node_fills_nodes_and_engines_follow() -> None:
     assert all(p.argv[p.argv.index("--master-addr") + 1] == "10.0.0.0" for p in trainers)
     rollouts = [p for p in processes if p.role == "rollout"]
     assert [p.node for p in rollouts] == ["n2", "n3"]
+    assert [p.argv[-1] for p in rollouts] == ["0", "2"]  # --first-engine
     assert all("tcp://10.0.0.0:20000" in p.argv for p in processes)
+
+
+def test_ports_kept_free_are_those_that_the_processes_take() -> None:
+    assert ENGINE_PORTS == rollout.__main__.PORTS_PER_ENGINE
+    source = Path(__file__).parents[2] / "trainer/push.py"  # read: importing it takes seconds
+    assert f"\nGENERATIONS = {PUSH_PORTS}\n" in source.read_text()
 
 
 @given(

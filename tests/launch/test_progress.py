@@ -74,10 +74,10 @@ def test_outcome_is_the_last_evaluation_else_the_reward() -> None:
 
 def test_summary_tells_first_and_last_and_where_things_are(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", {"step": 0, "eval/pass_rate": 0.3}, {**STEP, "step": 1, "eval/pass_rate": 0.6})
-    (tmp_path / "summary.json").write_text(json.dumps({"tokens": {"generated": 5000, "trained": 4096}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"queue": {"trained_tokens": 4096, "lost_tokens": {"stale": 7}}}))
     text = summary(tmp_path, elapsed_s=61.0)
     assert "1 steps in 61 s" in text
     assert "0.300 -> 0.600" in text
-    assert "generated 5,000, trained 4,096" in text
+    assert "trained 4,096, waiting 0, dropped 0, lost 7" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text
