@@ -43,6 +43,7 @@ from conf.schema import RunConfig
 from rollout.client import AsyncQueueClient, QueueError, QueueTimeout, Refused
 from rollout.engine import Engine
 from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
+from rollout.meter import Meter
 from rollout.types import Finish, Position, RecordError, Segment, SegmentWork
 
 LEASE_WAIT_S = 5.0  # of one long poll for leases
@@ -98,40 +99,6 @@ def finish_of(work: SegmentWork, generated: Generated, max_completion_tokens: in
             full = work.position.offset + tokens >= max_completion_tokens
             # An engine that ends before the segment is full has no room for more, and no other would have.
             return Finish.LENGTH if full or tokens < work.max_new_tokens else Finish.CUT
-
-
-class Meter:
-    """What the worker did since it began, in sums, so that a reader takes differences over any interval."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.engine_starts = 0
-        self._clock = clock
-        self._began_s = self._turned_s = clock()
-        self._idle_s = 0.0
-        self._in_flight = 0
-        self._tokens = 0
-
-    def request_began(self) -> None:
-        if self._in_flight == 0:
-            self._idle_s += self._clock() - self._turned_s
-        self._in_flight += 1
-
-    def request_ended(self, tokens: int) -> None:
-        self._in_flight -= 1
-        self._tokens += tokens
-        if self._in_flight == 0:
-            self._turned_s = self._clock()
-
-    def sums(self) -> dict[str, float]:
-        """Idle: no request in flight. A request that waits out a push is in flight."""
-        idle_s = self._idle_s + (self._clock() - self._turned_s if self._in_flight == 0 else 0.0)
-        return {
-            "up_s": self._clock() - self._began_s,
-            "idle_s": idle_s,
-            "generated_tokens": self._tokens,
-            "in_flight": self._in_flight,
-            "engine_starts": self.engine_starts,
-        }
 
 
 @dataclass(eq=False, slots=True)
@@ -230,10 +197,16 @@ class Worker:
             self._serving = serving
             self._ready.set()
             why = await self._end_of(serving)
-            self._ready.clear()
-            self._serving = None
+            self._give_up(serving)
             log.error("%s %s; the end of its log:\n%s", self.name, why, self._engine.log_tail(10))
             self._engine.stop()
+
+    def _give_up(self, serving: _Serving) -> None:
+        """Nothing more is leased for this start of the engine, and `_end_of` is woken."""
+        serving.ended.set()
+        if self._serving is serving:
+            self._serving = None
+            self._ready.clear()
 
     async def _end_of(self, serving: _Serving) -> str:
         """Why the engine is no longer of use."""
@@ -335,7 +308,7 @@ class Worker:
             if isinstance(error, EngineCallError) and error.reason == "HTTP 400":
                 raise PromptRefused(str(error)) from error
             log.warning("request %s at %s failed: %s", flight.rid, flight.work.position, error)
-            flight.serving.ended.set()
+            self._give_up(flight.serving)
             return self._nothing()
         finally:
             self.meter.request_ended(tokens)

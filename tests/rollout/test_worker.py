@@ -9,8 +9,9 @@ import pytest
 from conf.schema import ConfigError
 from rollout.__main__ import own_address
 from rollout.engine_client import Generated
+from rollout.meter import Meter
 from rollout.types import Finish, Position, SegmentWork
-from rollout.worker import CannotStart, Meter, finish_of, stop_token_ids
+from rollout.worker import CannotStart, finish_of, stop_token_ids
 
 
 def write_model(folder: Path, config: dict, generation: dict | None = None) -> Path:
