@@ -357,7 +357,7 @@ class Job:
                 self._read_output()
             else:
                 self._move_frames()
-        return len(self._output) <= OUTPUT_BYTES and len(self._incoming) <= answer_bytes + 4
+        return len(self._output) <= OUTPUT_BYTES and self._frame_bytes() <= answer_bytes
 
     def _read_output(self) -> None:
         if self._output_fd is None:
@@ -402,13 +402,17 @@ class Job:
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         return data
 
+    def _frame_bytes(self) -> int:
+        """The announced length of the next frame; 0 where none has begun."""
+        return int(struct.unpack("<I", self._incoming[:4])[0]) if len(self._incoming) >= 4 else 0
+
     def _has_frame(self) -> bool:
-        return len(self._incoming) >= 4 and len(self._incoming) >= 4 + struct.unpack("<I", self._incoming[:4])[0]
+        return len(self._incoming) >= 4 and len(self._incoming) >= 4 + self._frame_bytes()
 
     def _frame(self) -> bytes | None:
         if not self._has_frame():
             return None
-        (length,) = struct.unpack("<I", self._incoming[:4])
+        length = self._frame_bytes()
         frame = bytes(self._incoming[4 : 4 + length])
         del self._incoming[: 4 + length]
         return frame

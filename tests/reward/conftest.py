@@ -1,0 +1,13 @@
+"""One warm sandbox for all tests of the grader."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from reward.sandbox import Sandbox
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as warm:
+        yield warm

@@ -1,0 +1,161 @@
+"""Verdicts: honest code passes, faked passes do not, and nothing a completion does is an exception in the judge."""
+
+from typing import Any
+
+import pytest
+
+from reward.grade import Verdict, grade
+from reward.sandbox import Sandbox
+from reward.task import Task, parse_task
+from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO
+
+SUM = parse_task({"kind": "stdio", "tests": [{"input": f"{a} {a}\n", "output": f"{a + a}\n"} for a in (3, 50)], "cpu_limit_s": 4})
+SQUARE = parse_task({"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (3, 0, -7)]})
+SQUARE_PLUS_7 = parse_task(
+    {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x + 7} for x in (3, 5)], "cpu_limit_s": 1}
+)
+SEVEN = parse_task({"kind": "stdio", "tests": [{"input": "3 4\n", "output": "7\n"}], "cpu_limit_s": 0.5})
+
+
+def fenced(code: str) -> str:
+    return f"Here it is:\n```python\n{code}\n```\n"
+
+
+def calls(*tests: tuple[list[Any], Any], **fields: Any) -> Task:
+    data = {"kind": "calls", "entry_point": "f", "tests": [{"args": a, "expected": e} for a, e in tests]}
+    return parse_task({**data, **fields})
+
+
+def verdict(task: Task, code: str, sandbox: Sandbox) -> Verdict:
+    return grade(task, fenced(code), sandbox=sandbox)
+
+
+@pytest.mark.parametrize("name", HONEST_STDIO)
+def test_odd_but_honest_programs_pass(name: str, sandbox: Sandbox) -> None:
+    result = verdict(SUM, HONEST_STDIO[name], sandbox)
+    assert (result.reward, result.reason) == (1.0, "")
+
+
+@pytest.mark.parametrize("name", HONEST_CALLS)
+def test_odd_but_honest_functions_pass(name: str, sandbox: Sandbox) -> None:
+    result = verdict(SQUARE, HONEST_CALLS[name], sandbox)
+    assert (result.reward, result.reason) == (1.0, "")
+
+
+@pytest.mark.parametrize("name", CHEATS_CALLS)
+def test_faked_results_do_not_pass(name: str, sandbox: Sandbox) -> None:
+    result = verdict(SQUARE_PLUS_7, CHEATS_CALLS[name], sandbox)
+    assert (result.reward, result.passed) == (0.0, 0)
+    assert result.reason
+
+
+@pytest.mark.parametrize("name", CHEATS_STDIO)
+def test_faked_output_does_not_pass(name: str, sandbox: Sandbox) -> None:
+    result = verdict(SEVEN, CHEATS_STDIO[name], sandbox)
+    assert result.reward == 0.0
+    assert result.reason
+
+
+BAD_COMPLETIONS = (
+    "",
+    "\0",
+    "x" * (1 << 20),
+    fenced("(" * 10_000),
+    fenced("\udc80"),
+    fenced("x = = 1"),
+    fenced("\n".join(" " * i + "if 1:" for i in range(200))),
+    fenced("# -*- coding: nonsense -*-"),
+    fenced("-" * 100_000 + "1"),
+    fenced("x = 1" + "0" * 100_000),
+)
+
+
+@pytest.mark.parametrize("completion", BAD_COMPLETIONS)
+@pytest.mark.parametrize("task", [SQUARE, SUM])
+def test_a_bad_completion_is_a_verdict_with_a_reason(task: Task, completion: str, sandbox: Sandbox) -> None:
+    result = grade(task, completion, sandbox=sandbox)
+    assert result.reward == 0.0
+    assert result.reason
+
+
+def test_credit_is_the_share_of_passed_tests_where_asked(sandbox: Sandbox) -> None:
+    task = calls(([1], 1), ([2], 99), ([3], 3), ([4], 4), credit="fraction")
+    result = verdict(task, "def f(x):\n    return x", sandbox)
+    assert (result.reward, result.passed, result.total) == (0.75, 3, 4)
+    assert result.parts == {"tests_passed": 0.75, "all_passed": 0.0}
+
+
+def test_without_partial_credit_one_failed_test_is_enough(sandbox: Sandbox) -> None:
+    assert verdict(calls(([1], 1), ([2], 99), ([3], 3)), "def f(x):\n    return x", sandbox).reward == 0.0
+
+
+def test_a_test_that_kills_the_process_costs_only_itself(sandbox: Sandbox) -> None:
+    task = calls(([1], 1), ([2], 2), ([3], 3), credit="fraction")
+    code = "import os\ndef f(x):\n    if x == 2:\n        os._exit(0)\n    return x"
+    assert verdict(task, code, sandbox).passed == 2
+
+
+def test_a_test_that_loops_costs_only_itself(sandbox: Sandbox) -> None:
+    task = calls(([1], 1), ([2], 2), ([3], 3), credit="fraction", cpu_limit_s=2, test_cpu_limit_s=0.2)
+    result = verdict(task, "def f(x):\n    while x == 2:\n        pass\n    return x", sandbox)
+    assert (result.passed, result.timed_out) == (2, True)
+    assert "CPU-seconds" in result.reason
+
+
+def test_the_completion_as_a_whole_has_a_limit(sandbox: Sandbox) -> None:
+    task = calls(*(([x], x) for x in range(50)), credit="fraction", cpu_limit_s=0.5, test_cpu_limit_s=0.2)
+    result = verdict(task, "def f(x):\n    while True:\n        pass", sandbox)
+    assert result.timed_out
+    assert 0.4 < result.cpu_s < 1.5
+
+
+def test_sleeping_is_retried_once_and_then_costs_the_job(sandbox: Sandbox) -> None:
+    task = calls(([1], 1), cpu_limit_s=0.1)
+    result = verdict(task, "import time\ndef f(x):\n    time.sleep(60)\n    return x", sandbox)
+    assert (result.reward, result.retries) == (0.0, 1)
+    assert result.cpu_s < 0.1
+
+
+def test_types_must_agree_unless_a_tolerance_is_asked_for(sandbox: Sandbox) -> None:
+    third = "def f(x):\n    return x / 3"
+    assert verdict(calls(([1], 0.333333333)), third, sandbox).reward == 0.0
+    assert verdict(calls(([1], 0.333333333), tolerance=1e-6), third, sandbox).reward == 1.0
+    assert verdict(calls(([3], 1)), third, sandbox).reward == 0.0
+
+
+def test_rich_values_go_in_and_come_out(sandbox: Sandbox) -> None:
+    value = {
+        "__tuple__": [
+            {"__set__": [1, 2]},
+            {"__dict__": [[1, "a"]]},
+            {"__float__": "nan"},
+            {"__bytes__": "00ff"},
+            {"__int__": hex(7**5000)},
+        ]
+    }
+    assert verdict(calls(([value], value)), "def f(x):\n    assert type(x) is tuple\n    return x", sandbox).reward == 1.0
+
+
+def test_keyword_arguments_are_passed(sandbox: Sandbox) -> None:
+    task = parse_task({"kind": "calls", "entry_point": "f", "tests": [{"args": [2], "kwargs": {"y": 3}, "expected": 8}]})
+    assert verdict(task, "def f(x, y=1):\n    return x ** y", sandbox).reward == 1.0
+
+
+def test_setup_code_runs_before_the_candidate(sandbox: Sandbox) -> None:
+    task = calls(([9.0], 3.0), setup="import math\ndef helper(x):\n    return math.sqrt(x)")
+    assert verdict(task, "def f(x):\n    return helper(x)", sandbox).reward == 1.0
+
+
+def test_a_prefilled_answer_is_completed(sandbox: Sandbox) -> None:
+    assert grade(SQUARE, "    return x * x\n", prefill="def f(x):\n", sandbox=sandbox).reward == 1.0
+
+
+@pytest.mark.parametrize("rest", ["\n\nThis squares x.", "\n\nprint(f(", "\n```\nDone."])
+def test_prose_after_a_prefilled_answer_does_no_harm(rest: str, sandbox: Sandbox) -> None:
+    assert grade(SQUARE, "    return x * x" + rest, prefill="def f(x):\n", sandbox=sandbox).reward == 1.0
+
+
+def test_the_same_completion_gets_the_same_verdict(sandbox: Sandbox) -> None:
+    code = "import random\ndef f(x):\n    return random.random() < 0.5 and list({'a', 'b', 'c', str(x)})[0] < 'c'"
+    task = calls(*(([x], True) for x in range(20)), credit="fraction")
+    assert len({verdict(task, code, sandbox).passed for _ in range(5)}) == 1
