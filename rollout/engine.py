@@ -89,7 +89,6 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
         f"--load-format={settings.load_format}",
         f"--weight-version={settings.weight_version}",
         "--skip-tokenizer-init",  # we speak token ids only
-        "--skip-server-warmup",  # the health check generates a token anyway
         "--log-level=warning",  # at `info` the log would show the keys
     ]
     if settings.device == "cpu":

@@ -1,0 +1,213 @@
+"""The engine as a process, with the fake server in SGLang's place; what only the real one shows is in test_engine_sglang."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollout.engine import Engine, EngineSettings, EngineStartError, environment
+from rollout.engine_client import UNPUSHED
+from tests.rollout.fake_engine import FAKE_LAUNCHER
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., EngineSettings]:
+    (tmp_path / "config.json").write_text("{}")
+
+    def make(*launcher: str, **changes: object) -> EngineSettings:
+        values = {"port": free_port(), "device": "cpu", "launcher": launcher or FAKE_LAUNCHER} | changes
+        return EngineSettings(model=tmp_path, log_file=tmp_path / "engine.log", **values)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[EngineSettings], Engine]]:
+    started: list[Engine] = []
+
+    def run(settings: EngineSettings) -> Engine:
+        started.append(Engine(settings))
+        started[-1].start()
+        return started[-1]
+
+    yield run
+    for engine in started:
+        engine.stop()
+
+
+def test_it_starts_serves_and_stops(settings: Callable[..., EngineSettings], start: Callable[..., Engine]) -> None:
+    engine = start(settings(api_key="user", admin_api_key="admin"))
+
+    async def use() -> int:
+        await engine.wait_ready(DEADLINE_S)
+        async with engine.client() as client:
+            await client.pause()
+            return (await client.model_info()).version
+
+    assert asyncio.run(use()) == UNPUSHED
+    assert engine.alive()
+    pid = engine.pid
+    engine.stop()
+    assert not engine.alive()
+    assert pid and gone(pid)
+
+
+def test_it_starts_again_on_its_port_after_its_server_was_killed(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine]
+) -> None:
+    engine = start(settings())
+    asyncio.run(engine.wait_ready(DEADLINE_S))
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGKILL)
+    until(lambda: not engine.alive())
+    engine.start()
+    asyncio.run(engine.wait_ready(DEADLINE_S))
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(settings: Callable[..., EngineSettings]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        engine = Engine(settings(port=taken.getsockname()[1]))
+        with pytest.raises(EngineStartError, match=r"cannot listen on 127\.0\.0\.1:\d+ \(Address already in use\)"):
+            engine.start()
+    assert engine.pid is None
+
+
+def test_a_folder_that_is_no_model_is_refused_before_anything_starts(
+    settings: Callable[..., EngineSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(EngineStartError, match=f"{tmp_path} is no Hugging Face model folder"):
+        Engine(settings()).start()
+
+
+def test_a_server_that_dies_while_starting_is_an_error_with_the_tail_of_its_log(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine], tmp_path: Path
+) -> None:
+    (tmp_path / "engine.log").write_text("of an earlier start\n")
+    engine = start(settings("-c", "print('no such model'); raise SystemExit(3)"))
+    with pytest.raises(EngineStartError, match=r"(?s)exit code 3.*no such model") as caught:
+        asyncio.run(engine.wait_ready(DEADLINE_S))
+    assert "of an earlier start" not in str(caught.value)
+
+
+def test_a_server_that_is_not_ready_in_time_is_ended(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine]
+) -> None:
+    engine = start(settings("-c", "import time; print('loading', flush=True); time.sleep(1000)"))
+    until(lambda: "loading" in engine.log_tail())
+    pid = engine.pid
+    with pytest.raises(EngineStartError, match=r"(?s)within 0\.3 s.*loading"):
+        asyncio.run(engine.wait_ready(0.3))
+    assert pid and gone(pid)
+
+
+SERVER_WITH_CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); time.sleep(1000)"
+
+
+def test_stop_ends_the_servers_children_too(settings: Callable[..., EngineSettings], start: Callable[..., Engine]) -> None:
+    engine = start(settings("-c", SERVER_WITH_CHILD))
+    until(lambda: engine.log_tail().strip().isdigit())
+    child = int(engine.log_tail())
+    engine.stop()
+    until(lambda: gone(child))
+
+
+def test_stop_ends_the_children_of_a_server_that_is_already_dead(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine]
+) -> None:
+    engine = start(settings("-c", SERVER_WITH_CHILD))
+    until(lambda: engine.log_tail().strip().isdigit())
+    child = int(engine.log_tail())
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGKILL)
+    until(lambda: not engine.alive())
+    assert not gone(child)
+    engine.stop()
+    until(lambda: gone(child))
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from rollout.engine import Engine, EngineSettings
+model, port = Path(sys.argv[1]), int(sys.argv[2])
+sleep = ("-c", "import time; time.sleep(1000)")
+settings = EngineSettings(model=model, port=port, log_file=model / "log", device="cpu", launcher=sleep)
+engine = Engine(settings)
+engine.start()
+print(engine.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_the_server_dies_with_a_worker_that_is_killed(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WORKER, str(tmp_path), str(free_port())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as worker:
+        assert worker.stdout
+        server = int(worker.stdout.readline())
+        assert not gone(server)
+        worker.kill()
+    until(lambda: gone(server))
+
+
+def test_keys_reach_the_server_but_no_command_line_environment_or_repr(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine]
+) -> None:
+    engine = start(settings(api_key="user-secret", admin_api_key="admin-secret"))
+    asyncio.run(engine.wait_ready(DEADLINE_S))
+    assert engine.pid
+    server = psutil.Process(engine.pid)
+    visible = " ".join(server.cmdline()) + str(server.environ()) + repr(engine.settings)
+    assert "secret" not in visible.replace("secrets.yaml", "")
+    config = Path(server.cmdline()[server.cmdline().index("--config") + 1])
+    assert config.parent.stat().st_mode & 0o077 == 0
+    assert not config.exists()  # read by now
+    assert engine.settings.log_file.stat().st_mode & 0o077 == 0
+    engine.stop()
+    assert not config.parent.exists()
+
+
+def test_a_server_does_not_inherit_the_rendezvous_of_the_workers_torchrun(
+    settings: Callable[..., EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MY_SETTING", "kept")
+    env = environment(settings(), tmp_path)
+    assert not {name for name in env if name.startswith(("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_"))}
+    assert env["MY_SETTING"] == "kept"
+
+
+def test_stand_ins_are_on_the_path_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
+    assert "cpu_engine" in environment(settings(device="cpu"), tmp_path)["PYTHONPATH"]
+    on_gpu = environment(settings(device="cuda"), tmp_path)
+    assert "cpu_engine" not in on_gpu.get("PYTHONPATH", "")
+    assert "SGLANG_USE_CPU_ENGINE" not in on_gpu
