@@ -25,6 +25,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ OUTPUT_BYTES = 1 << 20
 START_S = 30.0  # for a zygote to come up, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
 CLOCK_S = 0.05  # at least so long between two looks at a job's clocks
+CANCEL_S = 0.5  # at most so long between two looks at whether the result is still wanted
 STARVED_FACTOR = 10.0  # wall limit times this is the cap whatever the host does
 _JAIL = Path(__file__).with_name("jail.py")
 _FIRST_ID, _ID_COUNT = 1000, 4096
@@ -52,8 +54,16 @@ class SandboxError(RuntimeError):
     """The sandbox, not the job, failed: no verdict can be taken from it."""
 
 
+class ZygoteLost(SandboxError):
+    """The zygote died, and its jobs with it."""
+
+
 class SandboxUnavailable(SandboxError):
     """This host does not allow the isolation that model-written code needs."""
+
+
+class Cancelled(Exception):
+    """Nobody wants the result any more; the job has been ended."""
 
 
 class Ending(StrEnum):
@@ -116,6 +126,7 @@ class Sandbox:
         self.settings = settings
         self.zygotes_started = 0
         self.jobs_started = 0
+        self.cancelled: Callable[[], bool] = _never  # asked while a job runs; may look at what another thread sets
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._jobs: dict[int, Job] = {}
@@ -132,8 +143,7 @@ class Sandbox:
         """A new confined job that waits for its program. Starts the zygote again if it was killed."""
         try:
             return self._start(limits, stdin)
-        except ConnectionError:
-            self.close()
+        except ZygoteLost:
             return self._start(limits, stdin)
 
     def close(self) -> None:
@@ -166,14 +176,12 @@ class Sandbox:
             "disk_bytes": limits.disk_bytes,
             "threads": limits.threads,
         }
-        job = Job(self, number, ours, output_fd)
-        self._jobs[number] = job
+        self._jobs[number] = job = Job(self, number, ours, output_fd)
         try:
             with theirs:
                 socket.send_fds(control, [json.dumps(request).encode()], [stdin_fd, stdout_fd, theirs.fileno()])
-        except ConnectionError:
-            job._forget()
-            raise
+        except OSError as error:
+            raise self._lost(error) from error
         finally:
             os.close(stdin_fd)
             os.close(stdout_fd)
@@ -182,25 +190,38 @@ class Sandbox:
         return job
 
     def _kill(self, number: int) -> None:
-        if self._control is None:
-            raise SandboxError("the sandbox is closed")
-        self._control.send(json.dumps({"kill": number}).encode())
+        try:
+            self._open_control().send(json.dumps({"kill": number}).encode())
+        except OSError as error:
+            raise self._lost(error) from error
 
     def _read_control(self) -> None:
         """One message from the zygote, to the job it is about."""
-        if self._control is None:
-            raise SandboxError("the sandbox is closed")
-        data = self._control.recv(1 << 16)
+        try:
+            data = self._open_control().recv(1 << 16)
+        except OSError as error:  # a timeout too: it answers within EXIT_S or not at all
+            raise self._lost(error) from error
         if not data:
-            raise ConnectionResetError("the zygote is gone")
+            raise self._lost(ConnectionResetError("it is gone"))
         message = json.loads(data)
         if (job := self._jobs.get(message.get("exit", 0))) is not None:
             job._exit = message
 
+    def _open_control(self) -> socket.socket:
+        if self._control is None:
+            raise ZygoteLost("the sandbox is closed")
+        return self._control
+
+    def _lost(self, error: OSError) -> ZygoteLost:
+        self.close()
+        return ZygoteLost(f"the zygote was lost: {error}")
+
     def _warm_up(self) -> socket.socket:
         if self._control is None:
-            control = self._launch()
-            self._control = control
+            try:
+                self._control = self._launch()
+            except ZygoteLost:
+                self._control = self._launch()
             self.zygotes_started += 1
         return self._control
 
@@ -254,10 +275,13 @@ class Sandbox:
             )
 
     def _last_words(self) -> str:
+        """What a zygote that ended by itself had to say. One that was killed says nothing about this host."""
         if self._process is None or self._process.stderr is None:
-            return "it ended"
-        self._process.kill()
-        return self._process.stderr.read().decode(errors="replace").strip()[-500:] or "it ended without a word"
+            raise ZygoteLost("the sandbox is closed")
+        words = self._process.stderr.read().decode(errors="replace").strip()[-500:]
+        if self._process.wait(EXIT_S) < 0:
+            raise ZygoteLost("the zygote was killed while it started")
+        return words or "it ended without a word"
 
 
 class Job:
@@ -326,6 +350,9 @@ class Job:
         while self._exit is None:
             if frame and self._has_frame():
                 return None
+            if self._sandbox.cancelled():
+                self._finish(Ending.STOPPED)
+                raise Cancelled
             cpu_s = self.cpu_s() - cpu_began_s
             wall_s = time.monotonic() - began_s
             if cpu_s > allowance.cpu_s:
@@ -335,15 +362,14 @@ class Job:
                     return Ending.STARVED
                 if wall_s - self._delayed_s() > allowance.wall_s:
                     return Ending.ASLEEP
-            if not self._step(max(CLOCK_S, allowance.cpu_s - cpu_s), answer_bytes=allowance.answer_bytes):
+            timeout_s = min(CANCEL_S, max(CLOCK_S, allowance.cpu_s - cpu_s))
+            if not self._step(timeout_s, answer_bytes=allowance.answer_bytes):
                 return Ending.FLOOD
         return None
 
     def _step(self, timeout_s: float, *, answer_bytes: int) -> bool:
         """Waits for one event and handles it. False when the job has written more than is kept."""
-        control = self._sandbox._control
-        if control is None:
-            raise SandboxError("the sandbox is closed")
+        control = self._sandbox._open_control()
         poll = select.poll()
         poll.register(control, select.POLLIN)
         if self._channel is not None:
@@ -428,9 +454,6 @@ class Job:
                     raise SandboxError(f"the zygote did not report a killed job within {EXIT_S:.0f} s")
                 self._sandbox._read_control()
             self._drain(deadline_s)
-        except (ConnectionError, TimeoutError) as error:
-            self._sandbox.close()
-            raise SandboxError(f"the zygote was lost while a job ran: {error}") from error
         finally:
             self._forget()
         if ending is Ending.EXITED and len(self._output) > OUTPUT_BYTES:
@@ -474,6 +497,10 @@ class Job:
         if self._output_fd is not None:
             os.close(self._output_fd)
             self._output_fd = None
+
+
+def _never() -> bool:
+    return False
 
 
 def _peer_process(ancillary: list[tuple[int, int, bytes]]) -> int:

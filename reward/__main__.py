@@ -1,0 +1,70 @@
+"""The judge process of one CPU host.
+
+    python -m reward --run outputs/x --queue tcp://host:port [--slots N] [--name judge-0]
+
+Keeps `reward.slots` sandboxes warm (0: one a core) and grades until the run is over or SIGTERM comes. Ends with 0 then, with 1
+when it cannot go on, with CANNOT_START when trying again would not help; the reason is on standard error.
+"""
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from conf.load import read_run
+from conf.schema import ConfigError
+from reward.judge import Judge, JudgeError
+from reward.sandbox import Sandbox, SandboxError, SandboxUnavailable
+from rollout.client import QueueClient, QueueError
+from rollout.keys import KeysError, RunKeys
+
+CANNOT_START = 2
+log = logging.getLogger("reward")
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
+        with Sandbox():  # refuses here, before any lease is taken
+            pass
+        slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
+        holder = f"{arguments.name}-{secrets.token_hex(4)}"  # a new one each time: the leases of a dead judge must lapse
+        judge = Judge(
+            holder=holder,
+            config=config.reward,
+            slots=slots,
+            connect=lambda thread: QueueClient(
+                arguments.queue, keys, f"{holder}/{thread}", timeout_s=min(10.0, config.rollout.lease_s)
+            ),
+            lease_s=config.rollout.lease_s,
+            stall_s=config.trainer.stall_s,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: judge.close())
+        log.info("%s: %d slots, queue %s", holder, slots, arguments.queue)
+        judge.run()
+    except (ConfigError, KeysError, SandboxUnavailable) as error:
+        log.error("%s: %s", arguments.name, error)
+        return CANNOT_START
+    except (JudgeError, SandboxError, QueueError) as error:
+        log.error("%s: %s", arguments.name, error)
+        return 1
+    return 0
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m reward", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--queue", required=True, help="endpoint of the queue server, tcp://host:port")
+    parser.add_argument("--slots", type=int, default=0, help="sandboxes; 0: as the run's reward.slots says")
+    parser.add_argument("--name", default="judge", help="in logs and in the ledger's tables")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

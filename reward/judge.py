@@ -1,0 +1,291 @@
+"""A judge: one warm sandbox a slot, fed by grading leases from the queue server.
+
+Four kinds of thread, each with a client of its own, joined by two queues:
+
+    leaser     takes as many leases as slots are free           ──> work
+    slot x N   work ──> grades in its own sandbox                ──> outcomes
+    reporter   outcomes ──> tells the queue server, repeats until it is heard
+    main       heartbeats: what is held, what is cancelled, whether the run is closing; the clock of everything
+
+A judge that dies loses nothing: its leases return when it is no longer heard. One that is told to end takes no more leases,
+finishes what it can within DRAIN_S, and leaves the rest to that same rule.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from conf.schema import RewardConfig
+from reward import grade as grading
+from reward.figures import Figures
+from reward.sandbox import Cancelled, Sandbox, SandboxError, SandboxUnavailable
+from reward.task import Defaults, TaskError, parse_task
+from rollout.client import QueueTimeout, Refused
+from rollout.types import Finish, GradingWork, Heard, Position, Verdict
+
+log = logging.getLogger("reward")
+
+DRAIN_S = 5.0
+LEASE_WAIT_S = 2.0
+BEAT_S = 0.2  # the main thread looks at its flags so often
+FIGURES_S = 60.0
+SANDBOX_TRIES = 3  # lost sandboxes that one completion may cost; then it scores 0, as it may be what breaks them
+
+
+class JudgeError(RuntimeError):
+    """The judge cannot go on."""
+
+
+class QueueLike(Protocol):
+    """What a judge asks of `rollout.client.QueueClient`."""
+
+    def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]: ...
+
+    def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str: ...
+
+    def refuse_task(self, group: int, reason: str) -> None: ...
+
+    def heartbeat(self, holder: str, role: str, held: Sequence[Position] = ()) -> Heard: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one lease: a verdict, or the reason why its task cannot be run, or neither (cancelled)."""
+
+    work: GradingWork
+    verdict: Verdict | None = None
+    refused: str = ""
+
+
+class Judge:
+    """Grades until the run closes or `close` is called."""
+
+    def __init__(
+        self,
+        *,
+        holder: str,  # unique among all judges that ever were
+        config: RewardConfig,
+        slots: int,
+        connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
+        lease_s: float,
+        stall_s: float,
+    ) -> None:
+        self.holder = holder
+        self.figures = Figures()
+        self._config = config
+        self._slots = slots
+        self._connect = connect
+        self._lease_s = lease_s
+        self._stall_s = stall_s
+        self._free = threading.Semaphore(0)  # slots that wait for work
+        self._work: queue.SimpleQueue[GradingWork | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self._held: dict[Position, threading.Event] = {}  # set: its result is not wanted any more
+        self._lock = threading.Lock()  # of `_held` and `_failure`
+        self._closing = threading.Event()
+        self._asked_to_close = False
+        self._failure: BaseException | None = None
+
+    def close(self) -> None:
+        """Asks `run` to end. For signal handlers, which must not touch a lock."""
+        self._asked_to_close = True
+
+    def run(self) -> None:
+        """Returns when the run is over or `close` was called. Raises JudgeError, SandboxUnavailable or QueueError."""
+        slots = [self._thread(f"slot-{n}", self._grade_all) for n in range(self._slots)]
+        leaser, reporter = self._thread("leaser", self._lease_all), self._thread("reporter", self._report_all)
+        try:
+            self._keep_heard()
+            self._closing.set()
+            self._drain()
+        finally:
+            self._closing.set()
+            for event in list(self._held.values()):
+                event.set()
+            for _ in slots:
+                self._work.put(None)
+            for thread in (*slots, leaser):
+                thread.join(timeout=DRAIN_S)
+            self._outcomes.put(None)
+            reporter.join(timeout=DRAIN_S)
+            log.info("%s ends: %s", self.holder, self.figures.line())
+        if self._failure is not None:
+            raise self._failure
+
+    # The main thread
+
+    def _keep_heard(self) -> None:
+        client = self._connect("main")
+        heard_s = figures_s = time.monotonic()
+        next_s = 0.0
+        try:
+            while not self._closing.is_set() and not self._asked_to_close:
+                now = time.monotonic()
+                if now - figures_s > FIGURES_S:
+                    figures_s = now
+                    log.info("%s", self.figures.line())
+                if now < next_s:
+                    self._closing.wait(BEAT_S)
+                    continue
+                try:
+                    self._obey(client.heartbeat(self.holder, "judge", self._positions()))
+                except QueueTimeout as error:
+                    if time.monotonic() - heard_s > self._stall_s:
+                        raise JudgeError(f"the queue server has been away for {self._stall_s:.0f} s: {error}") from error
+                    continue
+                heard_s = time.monotonic()
+                next_s = heard_s + self._lease_s / 4
+        finally:
+            client.close()
+
+    def _obey(self, heard: Heard) -> None:
+        with self._lock:
+            cancelled = [self._held[position] for position in heard.cancel if position in self._held]
+        for event in cancelled:
+            event.set()
+        if heard.closing:
+            self._closing.set()
+
+    def _drain(self) -> None:
+        deadline_s = time.monotonic() + DRAIN_S
+        while self._positions() and self._failure is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+
+    def _positions(self) -> list[Position]:
+        with self._lock:
+            return list(self._held)
+
+    # The leaser
+
+    def _lease_all(self) -> None:
+        client = self._connect("leaser")
+        try:
+            while not self._closing.is_set():
+                if not self._free.acquire(timeout=BEAT_S):
+                    continue
+                count = 1
+                while self._free.acquire(blocking=False):
+                    count += 1
+                for work in self._lease(client, count):
+                    with self._lock:
+                        self._held[work.position] = threading.Event()
+                    self._work.put(work)
+                    count -= 1
+                for _ in range(count):
+                    self._free.release()
+        finally:
+            client.close()
+
+    def _lease(self, client: QueueLike, count: int) -> list[GradingWork]:
+        try:
+            return client.lease_grading(self.holder, count, wait_s=LEASE_WAIT_S)
+        except QueueTimeout:  # the main thread says when that has lasted too long
+            return []
+
+    # The slots
+
+    def _grade_all(self) -> None:
+        with Sandbox() as sandbox:
+            self._free.release()
+            while (work := self._work.get()) is not None:
+                outcome = self._judge(work, sandbox)
+                self._outcomes.put(outcome)
+                self._free.release()
+
+    def _judge(self, work: GradingWork, sandbox: Sandbox) -> Outcome:
+        with self._lock:
+            cancelled = self._held[work.position]
+        if work.finish is Finish.LENGTH:
+            return Outcome(work=work, verdict=truncated(self._config))
+        try:
+            task = parse_task(work.task, defaults=_defaults(self._config))
+        except TaskError as error:
+            return Outcome(work=work, refused=f"{work.prompt_id}: {error}")
+        sandbox.cancelled = cancelled.is_set
+        began_s = time.monotonic()
+        for attempt in range(SANDBOX_TRIES):
+            try:
+                found = grading.grade(task, work.completion, prefill=work.prefill, sandbox=sandbox)
+            except Cancelled:
+                self.figures.add_cancelled()
+                return Outcome(work=work)
+            except SandboxUnavailable:
+                raise
+            except SandboxError as error:
+                log.warning("%s, completion %s: try %d: %s", work.prompt_id, work.position, attempt + 1, error)
+                self.figures.add_lost_sandbox()
+                continue
+            self.figures.add(found)
+            return Outcome(work=work, verdict=_verdict(found))
+        reason = f"{SANDBOX_TRIES} sandboxes were lost while it ran"
+        return Outcome(work=work, verdict=Verdict(reward=0.0, parts=parts(), reason=reason, wall_s=time.monotonic() - began_s))
+
+    # The reporter
+
+    def _report_all(self) -> None:
+        client = self._connect("reporter")
+        try:
+            while (outcome := self._outcomes.get()) is not None:
+                self._report(client, outcome)
+                with self._lock:
+                    self._held.pop(outcome.work.position, None)
+        finally:
+            client.close()
+
+    def _report(self, client: QueueLike, outcome: Outcome) -> None:
+        position = outcome.work.position
+        deadline_s = time.monotonic() + self._stall_s
+        while time.monotonic() < deadline_s and not (self._closing.is_set() and self._failure is not None):
+            try:
+                if outcome.refused:
+                    log.warning("refused: %s", outcome.refused)
+                    self.figures.add_refused()
+                    with suppress(Refused):  # another judge was first
+                        client.refuse_task(position.group, outcome.refused)
+                elif outcome.verdict is not None:
+                    client.verdict(self.holder, position.group, position.trajectory, outcome.verdict)
+                return
+            except QueueTimeout as error:
+                log.warning("a verdict waits for the queue server: %s", error)
+
+    # Threads
+
+    def _thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        """A thread that fails ends the judge, with what it failed of."""
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - raised again by `run`
+            with self._lock:
+                self._failure = self._failure or error
+            self._closing.set()
+
+
+def truncated(config: RewardConfig) -> Verdict:
+    """Of a completion that reached its cap: it is not run."""
+    return Verdict(reward=config.truncated_reward, parts=parts(truncated=1.0), reason="the completion reached its cap")
+
+
+def parts(**known: float) -> dict[str, float]:
+    """Every verdict has the same parts, so that their means are over all completions."""
+    return {"tests_passed": 0.0, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0, **known}
+
+
+def _verdict(found: grading.Verdict) -> Verdict:
+    known: dict[str, Any] = {**found.parts, "timed_out": float(found.timed_out)}
+    return Verdict(reward=found.reward, parts=parts(**known), reason=found.reason, cpu_s=found.cpu_s, wall_s=found.wall_s)
+
+
+def _defaults(config: RewardConfig) -> Defaults:
+    return Defaults(cpu_limit_s=config.cpu_limit_s, memory_limit_mb=config.memory_limit_mb, credit=config.credit)

@@ -1,0 +1,221 @@
+"""A judge against a queue that lives in this process: what it takes, what it reports, how it ends."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from conf.schema import RewardConfig
+from reward.judge import Judge, JudgeError
+from rollout.client import QueueTimeout
+from rollout.types import Finish, GradingWork, Heard, Position, Verdict
+
+SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
+RIGHT, WRONG = "    return x * x\n", "    return x\n"
+SLEEPS = "    import time\n    time.sleep(600)\n"
+
+
+def work(group: int, completion: str, task: dict[str, Any] = SQUARE, finish: Finish = Finish.STOP) -> GradingWork:
+    return GradingWork(
+        position=Position(group=group, trajectory=0, offset=9),
+        prompt_id=f"p{group}",
+        task=task,
+        prefill="def f(x):\n",
+        completion=completion,
+        finish=finish,
+    )
+
+
+class Queue:
+    """The part of a queue server that a judge sees."""
+
+    def __init__(self, *waiting: GradingWork) -> None:
+        self.waiting = list(waiting)
+        self.verdicts: dict[int, Verdict] = {}
+        self.refused: dict[int, str] = {}
+        self.cancel: set[Position] = set()
+        self.held: set[Position] = set()
+        self.closing = False
+        self.away = False
+        self.lock = threading.Lock()
+
+    def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]:
+        self._answer()
+        with self.lock:
+            taken, self.waiting = self.waiting[:n], self.waiting[n:]
+        if not taken:
+            time.sleep(0.02)
+        return taken
+
+    def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str:
+        self._answer()
+        with self.lock:
+            assert group not in self.verdicts, "reported twice"
+            self.verdicts[group] = verdict
+        return "recorded"
+
+    def refuse_task(self, group: int, reason: str) -> None:
+        self.refused[group] = reason
+
+    def heartbeat(self, holder: str, role: str, held: Sequence[Position] = ()) -> Heard:
+        self._answer()
+        assert role == "judge"
+        self.held = set(held)
+        return Heard(cancel=[position for position in held if position in self.cancel], closing=self.closing)
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self) -> None:
+        if self.away:
+            time.sleep(0.02)
+            raise QueueTimeout("away")
+
+
+def judge_for(queue: Queue, *, stall_s: float = 60.0, **config: Any) -> Judge:
+    return Judge(
+        holder="judge-0",
+        config=RewardConfig(**config),
+        slots=2,
+        connect=lambda name: queue,
+        lease_s=0.4,
+        stall_s=stall_s,
+    )
+
+
+class Running:
+    """A judge in a thread, ended at the end."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.judge.run()
+        except (JudgeError, RuntimeError) as error:
+            self.failure = error
+
+    def __enter__(self) -> "Running":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.judge.close()
+        self.thread.join(timeout=20)
+        assert not self.thread.is_alive()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_completions_are_graded_and_each_is_reported_once() -> None:
+    queue = Queue(*(work(group, RIGHT if group % 2 else WRONG) for group in range(20)))
+    with Running(judge_for(queue)):
+        wait_for(lambda: len(queue.verdicts) == 20)
+    assert [queue.verdicts[group].reward for group in range(20)] == [0.0, 1.0] * 10
+    assert queue.verdicts[0].reason == "test 1: returned 5, expected 25"
+    assert all(v.parts.keys() == queue.verdicts[0].parts.keys() for v in queue.verdicts.values())
+
+
+def test_the_configuration_is_what_a_task_gets_where_it_is_silent() -> None:
+    queue = Queue(work(0, WRONG))
+    with Running(judge_for(queue, credit="fraction")):
+        wait_for(lambda: queue.verdicts)
+    assert queue.verdicts[0].reward == 0.5
+
+
+def test_a_truncated_completion_is_not_run() -> None:
+    queue = Queue(work(0, RIGHT, finish=Finish.LENGTH))
+    with Running(judge_for(queue, truncated_reward=-0.5)):
+        wait_for(lambda: queue.verdicts)
+    assert queue.verdicts[0].reward == -0.5
+    assert queue.verdicts[0].parts["truncated"] == 1.0
+
+
+def test_a_task_that_cannot_be_graded_is_refused_with_its_problem() -> None:
+    queue = Queue(work(7, RIGHT, task={"kind": "calls", "entry_point": "f", "tests": []}), work(8, RIGHT))
+    with Running(judge_for(queue)):
+        wait_for(lambda: queue.refused and queue.verdicts)
+    assert "p7: task.tests: must be a list of at least one test" in queue.refused[7]
+
+
+def test_a_cancelled_completion_stops_running_and_is_not_reported() -> None:
+    queue = Queue(work(0, SLEEPS), work(1, SLEEPS))
+    with Running(judge_for(queue)) as running:
+        wait_for(lambda: len(queue.held) == 2)
+        queue.cancel = set(queue.held)
+        wait_for(lambda: not queue.held, timeout_s=5)
+        queue.waiting.append(work(2, RIGHT))
+        wait_for(lambda: queue.verdicts)
+    assert list(queue.verdicts) == [2]
+    assert running.judge.figures.counts()["cancelled"] == 2
+
+
+def test_a_closing_run_ends_the_judge() -> None:
+    queue = Queue()
+    with Running(judge_for(queue)) as running:
+        queue.closing = True
+        running.thread.join(timeout=15)
+        assert not running.thread.is_alive()
+    assert running.failure is None
+
+
+def test_a_judge_that_is_told_to_end_reports_what_it_has_begun() -> None:
+    slow = "    import time\n    time.sleep(1)\n" + RIGHT
+    queue = Queue(work(0, slow), work(1, slow), work(2, slow))
+    with Running(judge_for(queue)):
+        wait_for(lambda: len(queue.waiting) == 1)
+    assert sorted(queue.verdicts) == [0, 1]
+    assert [item.position.group for item in queue.waiting] == [2]
+
+
+def test_a_queue_server_that_is_away_for_a_while_is_only_a_pause() -> None:
+    queue = Queue(*(work(group, RIGHT) for group in range(4)))
+    queue.away = True
+    with Running(judge_for(queue)):
+        time.sleep(0.5)
+        queue.away = False
+        wait_for(lambda: len(queue.verdicts) == 4)
+
+
+def test_a_queue_server_that_stays_away_ends_the_judge() -> None:
+    queue = Queue()
+    queue.away = True
+    with Running(judge_for(queue, stall_s=0.5)) as running:
+        running.thread.join(timeout=20)
+    assert isinstance(running.failure, JudgeError)
+
+
+@pytest.mark.parametrize("completion", [RIGHT, "    import time\n    time.sleep(0.5)\n" + RIGHT])
+def test_a_killed_zygote_costs_no_verdict(completion: str) -> None:
+    queue = Queue(*(work(group, completion) for group in range(6)))
+    with Running(judge_for(queue)):
+        wait_for(lambda: len(queue.verdicts) >= 1)
+        for pid in _children("jail.py"):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(queue.verdicts) == 6)
+    assert {verdict.reward for verdict in queue.verdicts.values()} == {1.0}
+
+
+def _children(word: str) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{entry}/cmdline") as file:
+                if parent == os.getpid() and word in file.read():
+                    found.append(int(entry))
+        except (OSError, ValueError):
+            continue
+    return found
