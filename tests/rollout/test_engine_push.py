@@ -2,25 +2,29 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollout.engine import Engine, EngineSettings
-from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
+from rollout.engine_client import UNPUSHED, EngineFleet, EngineTimeout, FleetError, Generated
 from trainer import weight_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 240.0
 CALL_S = 60.0
 PROMPT = [3, 141, 59, 26, 5]
@@ -204,12 +208,11 @@ def test_after_a_push_both_engines_hold_the_trainers_weights_bit_for_bit(engines
 
 
 def test_each_token_of_a_completion_that_spans_a_push_carries_the_version_that_sampled_it(
-    engines: list[Engine], fleet: EngineFleet
+    fleet: EngineFleet,
 ) -> None:
     before, after = model(seed=2), model(seed=3)
     push(fleet, named(before), version=2)
-    url, count = engines[0].url, 40
-    slow = fleet.clients[url]
+    count = 40
     fleet.call(lambda client: client.slow_down(0.05))
     calls = fleet.submit(
         lambda client: client.generate(
@@ -227,7 +230,6 @@ def test_each_token_of_a_completion_that_spans_a_push_carries_the_version_that_s
         new_tokens, new_logprobs = greedy(after, PROMPT + old_tokens, count - cut)
         assert answer.tokens.tolist() == old_tokens + new_tokens
         assert np.abs(answer.logprobs - (old_logprobs + new_logprobs)).max() < 1e-4
-    assert slow.url == url
 
 
 def test_two_stages_push_through_a_group_each(fleet: EngineFleet) -> None:
@@ -270,3 +272,76 @@ def test_a_wrong_shape_fails_and_the_engine_keeps_its_old_version(fleet: EngineF
         fleet.call(lambda client: client.end_weight_update(7))
         fleet.call(lambda client: client.continue_())
     assert {info.version for info in fleet.call(lambda client: client.model_info()).values()} == {7}
+
+
+TRAINER = """
+import sys, time
+from trainer import weight_group
+weight_group.join("127.0.0.1", int(sys.argv[1]), rank=0, world_size=2, group_name="doomed", timeout_s=60)
+print("joined", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_an_engine_that_waits_for_a_bucket_is_free_again_when_the_trainer_dies(engines: list[Engine], fleet: EngineFleet) -> None:
+    """Over gloo, where a broken connection is seen at once; what the engine held stays, and so does its version."""
+    push(fleet, named(model(seed=9)), version=9)
+    held, port = checksums(fleet), free_port()
+    with EngineFleet([engines[0].client()]) as one:
+        command = [sys.executable, "-c", TRAINER, str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}) as trainer:
+            one.call(
+                lambda client: client.init_push_group(
+                    "127.0.0.1", port, rank_offset=1, world_size=2, group_name="doomed", backend="gloo", deadline_s=CALL_S
+                )
+            )
+            one.call(lambda client: client.pause())
+            one.call(lambda client: client.begin_weight_update())
+            calls = one.submit(
+                lambda client: client.receive_bucket(
+                    ["model.norm.weight"], ["float32"], [[64]], group_name="doomed", deadline_s=CALL_S
+                )
+            )
+            time.sleep(0.5)
+            assert not any(call.done() for call in calls.values())
+            trainer.kill()
+            with pytest.raises(FleetError, match="Connection closed by peer"):
+                one.wait(calls)
+        one.call(lambda client: client.destroy_push_group("doomed"))
+        one.call(lambda client: client.end_weight_update(9))
+        one.call(lambda client: client.continue_())
+    assert checksums(fleet) == held
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_an_engine_whose_trainer_never_comes_is_stuck_until_it_is_stopped(engines: list[Engine]) -> None:
+    engine = engines[0]
+
+    async def ask() -> None:
+        async with engine.client() as client:
+            with pytest.raises(EngineTimeout):
+                await client.init_push_group(
+                    "127.0.0.1", free_port(), rank_offset=1, world_size=2, group_name="never", backend="gloo", deadline_s=2
+                )
+            assert not await client.healthy(deadline_s=2)
+
+    asyncio.run(ask())
+    assert engine.pid
+    processes = children(engine.pid)
+    engine.stop()
+    _, left = psutil.wait_procs(processes, timeout=5)
+    assert not left
+
+
+def test_sglangs_own_children_die_with_a_server_that_is_killed(engines: list[Engine]) -> None:
+    """As the kernel kills it when its worker dies: only the server itself, not the group."""
+    engine = engines[1]
+    assert engine.pid
+    processes = children(engine.pid)
+    assert any("scheduler" in " ".join(process.cmdline()) for process in processes)
+    os.kill(engine.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert not left
