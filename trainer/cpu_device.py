@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 CPU = torch.device("cpu")
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
@@ -58,6 +59,8 @@ def _redirect_placement() -> None:
     # Pipeline communication and the checkpoint writer wait for the device; the CPU has nothing to wait for.
     _replace(torch.cuda, "synchronize", lambda device=None: None)
     # Token counts in the schedules, norms in the optimizer and in clipping, what loading exchanges: all ask for "cuda".
+    # `with torch.device(...)` knows the factories by identity and collects them once; it must collect the real ones.
+    _device_constructors()
     for name in _FACTORIES:
         _replace(torch, name, _on_cpu(getattr(torch, name)))
     # The tied embedding and the distributed optimizer call .cuda() on what is already where it belongs.

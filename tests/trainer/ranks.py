@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["trainer.model", "trainer.hf_weights", "tests.trainer.ranks"])
+_context.set_forkserver_preload(["trainer", "trainer.checkpoint", "tests.trainer.jobs"])
 
 
 class RankFailed(AssertionError):

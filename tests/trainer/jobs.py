@@ -1,0 +1,214 @@
+"""Jobs that the tests of model, weights and checkpoints run on gloo ranks (see `ranks`), and the tiny models they use."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import transformers
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+from torch import Tensor
+
+from trainer import attention, checkpoint, hf_weights, model, parallel
+from trainer.parallel import Layout, Mesh
+from trainer.spec import read_spec
+
+VOCAB = 250  # not a multiple of 4, so TP 4 pads it
+PACKINGS = ([5, 17, 3, 40, 1, 8, 22], [30, 30, 20, 16], [96], [48, 1, 47])
+TOKENS = sum(PACKINGS[0])
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "llama": ("Llama", {"rope_theta": 500000.0}),
+    "llama-3.1": ("Llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0,
+                                               "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                               "original_max_position_embeddings": 8192}}),
+    "mistral": ("Mistral", {"sliding_window": 16}),
+}  # fmt: skip
+
+
+def make_model(folder: Path, family: str, **changes: Any) -> transformers.PreTrainedModel:
+    """Saves a random model with norms and biases that are not their defaults."""
+    prefix, options = FAMILIES[family]
+    settings = {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        **options,
+        **changes,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(**settings)
+    made = getattr(transformers, f"{prefix}ForCausalLM")(config).float()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    made.save_pretrained(folder)
+    return made
+
+
+def tokens_of(number: int) -> Tensor:
+    """The tokens of microbatch `number`, and one more: i64[1, TOKENS + 1]."""
+    return torch.randint(0, VOCAB, (1, TOKENS + 1), generator=torch.Generator().manual_seed(number))
+
+
+def expected_logits(made: transformers.PreTrainedModel) -> Tensor:
+    """What transformers computes for the sequences of microbatch 0, one at a time: [TOKENS, VOCAB]."""
+    with torch.no_grad():
+        parts = tokens_of(0)[:, :-1].split(PACKINGS[0], dim=1)
+        return torch.cat([made(part).logits[0] for part in parts])
+
+
+def forward_step(examples: Iterator[int], chunk: torch.nn.Module) -> tuple[Tensor, Any]:
+    """For Megatron's schedule: one packed microbatch, summed cross-entropy on all tokens."""
+    number = next(examples)
+    tokens = tokens_of(number)
+    positions = torch.cat([torch.arange(length) for length in PACKINGS[number]])[None]
+    packed = attention.pack(PACKINGS[number], tokens.device)
+    output = model.forward(chunk, tokens[:, :-1], positions, packed)
+
+    def loss(logits: Tensor, non_loss_data: bool = False) -> Any:
+        if non_loss_data:
+            return logits
+        summed = vocab_parallel_cross_entropy(logits.float().clone(), tokens[:, 1:]).sum()
+        return summed, torch.tensor(TOKENS, dtype=torch.int), {"loss": summed.detach().clone()}
+
+    return output, loss
+
+
+def run_schedule(chunks: list[torch.nn.Module], numbers: list[int], **options: Any) -> list[Any]:
+    """Runs the microbatches through the pipeline."""
+    iterators = [iter(numbers) for _ in chunks]
+    return get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=chunks,
+        num_microbatches=len(numbers),
+        seq_length=TOKENS,
+        micro_batch_size=1,
+        **options,
+    )
+
+
+def exported(chunks: list[torch.nn.Module], spec: Any, mesh: Mesh) -> dict[str, Tensor]:
+    """The Hugging Face tensors that this rank yields."""
+    if not mesh.is_weight_replica_zero:
+        return {}
+    tensors = hf_weights.hf_tensors(chunks, spec, mesh)
+    return {name: values.detach().clone() for name, values in tensors if values is not None}
+
+
+class Forward(NamedTuple):
+    logits: Tensor | None  # [TOKENS, VOCAB] on the last stage
+    weights: dict[str, Tensor]
+    manifest: list[tuple[str, torch.dtype, tuple[int, ...]]]
+
+
+def forward_and_export(folder: str, layout: Layout) -> Forward:
+    """Loads the folder, computes the logits of microbatch 0, and exports the weights."""
+    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    spec = read_spec(folder)
+    chunks = model.build(spec, mesh, dtype=torch.float32)
+    hf_weights.load(chunks, spec, mesh, folder)
+    numbers = [0] * (layout.pp if layout.vpp > 1 else 1)
+    with torch.no_grad():
+        outputs = run_schedule(chunks, numbers, forward_only=True, collect_non_loss_data=True)
+    logits = None
+    if mesh.is_last_stage:
+        parts = [torch.empty_like(outputs[0]) for _ in range(layout.tp)]
+        dist.all_gather(parts, outputs[0], group=mesh.tp_group)
+        logits = torch.cat(parts, dim=-1)[0, :, :VOCAB]
+    manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, torch.float32)]
+    weights = exported(chunks, spec, mesh)
+    parallel.shutdown()
+    return Forward(logits, weights, manifest)
+
+
+def save_folder(folder: str, target: str, layout: Layout, file_bytes: int) -> None:
+    """Loads one Hugging Face folder and writes another."""
+    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    spec = read_spec(folder)
+    chunks = model.build(spec, mesh, dtype=torch.float32)
+    hf_weights.load(chunks, spec, mesh, folder)
+    hf_weights.save(chunks, spec, mesh, target, source_folder=folder, file_bytes=file_bytes)
+    parallel.shutdown()
+
+
+class Trained(NamedTuple):
+    losses: list[float]  # of each step, summed over the tokens of all ranks
+    norms: list[float]
+    rates: list[float]
+    weights: dict[str, Tensor]
+    saves: list[checkpoint.Saved]
+    loaded: checkpoint.Loaded | None
+
+
+def build_job(folder: str, mesh: Mesh, *, load: bool, dtype: str, **wrap_options: Any) -> checkpoint.TrainingState:
+    """Model, optimizer and schedule, ready to train."""
+    spec = read_spec(folder)
+    chunks = model.build(spec, mesh, dtype=getattr(torch, dtype))
+    if load:
+        hf_weights.load(chunks, spec, mesh, folder)
+    wrapped = model.wrap(chunks, **wrap_options)
+    settings = model.OptimizerSettings(lr=1e-2, min_lr=1e-3, warmup_steps=2, total_steps=10, schedule="cosine", weight_decay=0.1)
+    optimizer, scheduler = model.build_optimizer(wrapped, settings)
+    return checkpoint.TrainingState(chunks=wrapped, optimizer=optimizer, scheduler=scheduler, mesh=mesh)
+
+
+def train(
+    folder: str,
+    layout: Layout,
+    *,
+    steps: range,
+    checkpoints: str | None = None,
+    save_at: tuple[int, ...] = (),
+    dtype: str = "float32",
+    overlap: bool = False,
+) -> Trained:
+    """Trains on the four microbatches each step; resumes from the newest checkpoint where steps do not start at 0."""
+    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    state = build_job(folder, mesh, load=steps.start == 0, dtype=dtype, overlap=overlap)
+    store = checkpoint.Checkpoints(checkpoints, state, keep=2) if checkpoints else None
+    loaded = checkpoint.load(checkpoint.latest(checkpoints), state) if steps.start else None
+    share = len(PACKINGS) // mesh.dp
+    mine = list(range(mesh.dp_rank * share, (mesh.dp_rank + 1) * share))
+    trained = Trained([], [], [], {}, [], loaded)
+    for step in steps:
+        _train_step(state, mine, trained)
+        if store and step + 1 in save_at:
+            trained.saves.extend(store.begin_save(step + 1, {"next_step": step + 1}))
+    if store:
+        trained.saves.extend(store.wait(timeout_s=60))
+    model.gather_parameters(state.chunks)
+    trained.weights.update(exported(list(state.chunks), read_spec(folder), mesh))
+    parallel.shutdown()
+    return trained
+
+
+def _train_step(state: checkpoint.TrainingState, numbers: list[int], trained: Trained) -> None:
+    for chunk in state.chunks:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+    outcomes = run_schedule(list(state.chunks), numbers, forward_only=False)
+    loss = sum((outcome["loss"].double() for outcome in outcomes), torch.zeros((), dtype=torch.float64))
+    dist.all_reduce(loss)
+    _, norm, _ = state.optimizer.step()
+    trained.losses.append(loss.item() / state.mesh.layout.tp)
+    trained.norms.append(float(norm))
+    trained.rates.append(state.optimizer.param_groups[0]["lr"])
+    state.scheduler.step(1)
+
+
+def merged(results: list[Any]) -> dict[str, Tensor]:
+    """The exported tensors of all ranks."""
+    return {name: values for result in results for name, values in result.weights.items()}
