@@ -1,0 +1,421 @@
+"""Generated Python problems for the debug run: small functions over ints, lists and strings, each with unit tests.
+
+    python -m reward.generated --out DIR [--seed 0]
+
+writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (24,000 answers to train problems).
+A problem is drawn as a `Spec`: a family and its steps. Everything else (sentence, code, tests, id) follows from it. Which
+file a specification belongs to is decided by its hash, so train and held-out problems are disjoint whatever the seed.
+
+How the pieces fit: the user message is one sentence, the prefill is the signature with its newline, and a completion is the
+indented body that goes on from there, so that `prefill + completion` is the whole program:
+
+    prompt       Keep even, add 3, sum.
+    prefill      def f(xs):\\n
+    completion       return sum([x + 3 for x in xs if x % 2 == 0])<eos>
+
+The demonstrations stand in the order of training: clean ones first, from which the language is learnt quickly, then noisy ones.
+A model trained on them in one pass solves most problems when it decodes greedily and about a third when it samples, which is
+the room that reinforcement learning fills. A noisy answer may solve a mutated specification (another constant, another
+operation, a dropped step), and it may ramble first, sometimes beyond the length cap. Some prompts ask to explain, and their
+answers carry comments, so that lengths vary.
+"""
+
+import argparse
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ENTRY_POINT = "f"
+EXPLAIN_SUFFIX = ", and explain"
+EXPLAIN_SHARE = 0.16
+HELDOUT_ONE_IN = 12
+
+DEMONSTRATIONS = 22_400
+CLEAN_SHARE = 0.5
+BUG_SHARE = 0.5
+RAMBLE_SHARE = 0.12
+STEPWISE_SHARE = 0.5
+
+SMALL = tuple(range(2, 10))
+LETTERS = tuple("abcdest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One operation: how it is said and how it is written. In `code`, {v} is the operand and {t} the operand in
+    parentheses where it needs them; `loose` says that the written form needs them in turn. {k} is the constant."""
+
+    say: str
+    code: str
+    constants: tuple[int | str, ...] = ()
+    loose: bool = False
+
+
+CONDITIONS = {
+    "even": Rule(say="even", code="{t} % 2 == 0"),
+    "odd": Rule(say="odd", code="{t} % 2 == 1"),
+    "positive": Rule(say="positive", code="{t} > 0"),
+    "negative": Rule(say="negative", code="{t} < 0"),
+    "above": Rule(say="above {k}", code="{t} > {k}", constants=SMALL),
+    "below": Rule(say="below {k}", code="{t} < {k}", constants=SMALL),
+    "divisible": Rule(say="divisible by {k}", code="{t} % {k} == 0", constants=SMALL[1:]),
+}
+
+INT_STEPS = {
+    "add": Rule(say="add {k}", code="{t} + {k}", constants=SMALL, loose=True),
+    "subtract": Rule(say="subtract {k}", code="{t} - {k}", constants=SMALL, loose=True),
+    "multiply": Rule(say="multiply by {k}", code="{t} * {k}", constants=SMALL, loose=True),
+    "divide": Rule(say="divide by {k}", code="{t} // {k}", constants=SMALL, loose=True),
+    "remainder": Rule(say="remainder by {k}", code="{t} % {k}", constants=SMALL, loose=True),
+    "square": Rule(say="square", code="{t} ** 2", loose=True),
+    "negate": Rule(say="negate", code="-{t}", loose=True),
+    "absolute": Rule(say="absolute value", code="abs({v})"),
+    "at_least": Rule(say="at least {k}", code="max({v}, {k})", constants=SMALL),
+    "at_most": Rule(say="at most {k}", code="min({v}, {k})", constants=SMALL),
+}
+
+REDUCTIONS = {
+    "sum": Rule(say="sum", code="sum({v})"),
+    "count": Rule(say="count", code="len({v})"),
+    "largest": Rule(say="largest or 0", code="max({v}, default=0)"),
+    "smallest": Rule(say="smallest or 0", code="min({v}, default=0)"),
+    "sort": Rule(say="sort", code="sorted({v})"),
+    "reverse_list": Rule(say="reverse", code="{v}[::-1]"),
+}
+
+STRING_STEPS = {
+    "upper": Rule(say="upper case", code="{t}.upper()"),
+    "lower": Rule(say="lower case", code="{t}.lower()"),
+    "reverse": Rule(say="reverse", code="{t}[::-1]"),
+    "first": Rule(say="first {k} letters", code="{t}[:{k}]", constants=SMALL),
+    "last": Rule(say="last {k} letters", code="{t}[-{k}:]", constants=SMALL),
+    "drop_first": Rule(say="drop first {k} letters", code="{t}[{k}:]", constants=SMALL),
+    "drop_last": Rule(say="drop last {k} letters", code="{t}[:-{k}]", constants=SMALL),
+    "repeat": Rule(say="repeat {k} times", code="{t} * {k}", constants=SMALL[:4], loose=True),
+    "append": Rule(say='append "{k}"', code='{t} + "{k}"', constants=LETTERS, loose=True),
+    "prepend": Rule(say='prepend "{k}"', code='"{k}" + {t}', constants=LETTERS, loose=True),
+    "remove": Rule(say='remove "{k}"', code='{t}.replace("{k}", "")', constants=LETTERS),
+}
+
+STRING_ENDS = {
+    "length": Rule(say="length", code="len({v})"),
+    "count_letter": Rule(say='count "{k}"', code='{t}.count("{k}")', constants=LETTERS),
+}
+
+TABLES = (CONDITIONS, INT_STEPS, REDUCTIONS, STRING_STEPS, STRING_ENDS)
+FAMILY_SHARES = {"list": 0.34, "pipeline": 0.20, "branch": 0.21, "string": 0.25}
+ARGUMENT = {"list": "xs", "pipeline": "n", "branch": "n", "string": "s"}
+
+RAMBLES = (
+    "let me think about this first",
+    "there are several ways to do it",
+    "we could also use a loop here",
+    "the input may be empty",
+    "so check every step again",
+    "maybe it is simpler than that",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    name: str
+    constant: int | str | None = None
+
+    @property
+    def table(self) -> dict[str, Rule]:
+        return next(table for table in TABLES if self.name in table)
+
+    @property
+    def rule(self) -> Rule:
+        return self.table[self.name]
+
+    def say(self) -> str:
+        return self.rule.say.format(k=self.constant)
+
+    def code(self, operand: str, *, operand_is_loose: bool = False) -> str:
+        tight = f"({operand})" if operand_is_loose else operand
+        return self.rule.code.format(v=operand, t=tight, k=self.constant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a function does: `list` is an optional filter, map and reduction; `pipeline` and `string` are steps one after
+    another; `branch` is a condition, the step taken when it holds, and the step taken otherwise."""
+
+    family: str
+    steps: tuple[Step, ...]
+
+    def digest(self) -> str:
+        text = json.dumps([self.family, [[step.name, step.constant] for step in self.steps]])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def is_heldout(self) -> bool:
+        return int(self.digest()[:8], 16) % HELDOUT_ONE_IN == 0
+
+    @property
+    def signature(self) -> str:
+        return f"def {ENTRY_POINT}({ARGUMENT[self.family]}):\n"
+
+
+# Sentences
+
+
+def sentence(spec: Spec) -> str:
+    if spec.family == "branch":
+        condition, then, otherwise = (step.say() for step in spec.steps)
+        text = f"if {condition} {then}, else {otherwise}"
+    else:
+        text = ", ".join(_say_step(step) for step in spec.steps)
+    return text[0].upper() + text[1:]
+
+
+def _say_step(step: Step) -> str:
+    return f"keep {step.say()}" if step.table is CONDITIONS else step.say()
+
+
+# Code: each style is a list of (comment, line) pairs; the comment is written only where the prompt asks to explain.
+
+Lines = list[tuple[str, str]]
+
+
+def one_liner(spec: Spec) -> Lines:
+    if spec.family == "list":
+        expression = _list_expression(spec)
+    elif spec.family == "branch":
+        condition, then, otherwise = (step.code("n") for step in spec.steps)
+        expression = f"{then} if {condition} else {otherwise}"
+    else:
+        expression, loose = ARGUMENT[spec.family], False
+        for step in spec.steps:
+            expression, loose = step.code(expression, operand_is_loose=loose), step.rule.loose
+    return [(sentence(spec).lower(), f"    return {expression}")]
+
+
+def _list_parts(spec: Spec) -> tuple[Step | None, Step | None, Step | None]:
+    def find(table: dict[str, Rule]) -> Step | None:
+        return next((step for step in spec.steps if step.table is table), None)
+
+    return find(CONDITIONS), find(INT_STEPS), find(REDUCTIONS)
+
+
+def _list_expression(spec: Spec) -> str:
+    keep, change, reduce = _list_parts(spec)
+    items = "xs"
+    if keep or change:
+        condition = f" if {keep.code('x')}" if keep else ""
+        items = f"[{change.code('x') if change else 'x'} for x in xs{condition}]"
+    return reduce.code(items) if reduce else items
+
+
+def stepwise(spec: Spec) -> Lines:
+    if spec.family == "list":
+        return _list_loop(spec)
+    if spec.family == "branch":
+        condition, then, otherwise = spec.steps
+        return [
+            (f"if {condition.say()}", f"    if {condition.code('n')}:"),
+            (then.say(), f"        return {then.code('n')}"),
+            (f"else {otherwise.say()}", f"    return {otherwise.code('n')}"),
+        ]
+    name = ARGUMENT[spec.family]
+    lines = [(step.say(), f"    {name} = {step.code(name)}") for step in spec.steps]
+    return [*lines, ("", f"    return {name}")]
+
+
+def _list_loop(spec: Spec) -> Lines:
+    keep, change, reduce = _list_parts(spec)
+    lines: Lines = [("", "    out = []"), ("", "    for x in xs:")]
+    indent = " " * 8
+    if keep:
+        lines.append((_say_step(keep), f"{indent}if {keep.code('x')}:"))
+        indent += "    "
+    lines.append((change.say() if change else "", f"{indent}out.append({change.code('x') if change else 'x'})"))
+    lines.append((reduce.say() if reduce else "", f"    return {reduce.code('out') if reduce else 'out'}"))
+    return lines
+
+
+def body(lines: Lines, *, explain: bool = False) -> str:
+    """The text that follows the signature."""
+    written = []
+    for comment, line in lines:
+        if explain and comment:
+            indent = line[: len(line) - len(line.lstrip())]
+            written.append(f"{indent}# {comment}")
+        written.append(line)
+    return "\n".join(written)
+
+
+def solution(spec: Spec) -> str:
+    return spec.signature + body(one_liner(spec))
+
+
+# Drawing specifications, mutations and inputs
+
+
+def draw_step(rng: random.Random, table: dict[str, Rule]) -> Step:
+    name = rng.choice(sorted(table))
+    constants = table[name].constants
+    return Step(name=name, constant=rng.choice(constants) if constants else None)
+
+
+def draw_spec(rng: random.Random) -> Spec:
+    family = rng.choices(list(FAMILY_SHARES), weights=list(FAMILY_SHARES.values()))[0]
+    if family == "list":
+        tables = [table for table in (CONDITIONS, INT_STEPS, REDUCTIONS) if rng.random() < 0.75]
+        if len(tables) < 2:
+            tables = [CONDITIONS, INT_STEPS]
+    elif family == "pipeline":
+        tables = [INT_STEPS] * rng.choice((2, 2, 2, 3))
+    elif family == "branch":
+        tables = [CONDITIONS, INT_STEPS, INT_STEPS]
+    else:
+        tables = [STRING_STEPS] * rng.choice((2, 2, 2, 3))
+        if rng.random() < 0.3:
+            tables[-1] = STRING_ENDS
+    return Spec(family=family, steps=tuple(draw_step(rng, table) for table in tables))
+
+
+def mutate(rng: random.Random, spec: Spec) -> Spec:
+    """A specification that is easily mistaken for this one: one step with another constant, another operation, or none."""
+    at = rng.randrange(len(spec.steps))
+    step = spec.steps[at]
+    kinds = ["operation"]
+    if step.constant is not None:
+        kinds += ["constant", "constant"]
+    if spec.family != "branch" and len(spec.steps) > 1:
+        kinds.append("drop")
+    kind = rng.choice(kinds)
+    if kind == "drop":
+        return replace(spec, steps=spec.steps[:at] + spec.steps[at + 1 :])
+    if kind == "constant":
+        changed = replace(step, constant=rng.choice([k for k in _neighbours(step) if k != step.constant]))
+    else:
+        changed = draw_step(rng, {name: rule for name, rule in step.table.items() if name != step.name})
+    return replace(spec, steps=(*spec.steps[:at], changed, *spec.steps[at + 1 :]))
+
+
+def _neighbours(step: Step) -> tuple[int | str, ...]:
+    if isinstance(step.constant, int):
+        return (step.constant - 1, step.constant + 1)
+    return step.rule.constants
+
+
+def draw_input(rng: random.Random, spec: Spec) -> Any:
+    if spec.family == "string":
+        return "".join(rng.choice("abcdestABCDEST  ") for _ in range(rng.randrange(15)))
+    if spec.family == "list":
+        return [rng.randint(-12, 20) for _ in range(rng.randrange(9))]
+    return rng.randint(-30, 40) if rng.random() < 0.6 else rng.randint(-2, 12)
+
+
+def make_tests(rng: random.Random, spec: Spec) -> list[dict[str, Any]]:
+    """8 to 18 distinct inputs with what the specification's own code, which is ours and trusted, returns for them."""
+    namespace: dict[str, Any] = {}
+    exec(solution(spec), namespace)
+    function: Callable[[Any], Any] = namespace[ENTRY_POINT]
+    count = rng.randint(8, 18)
+    inputs: list[Any] = []
+    while len(inputs) < count:
+        value = draw_input(rng, spec)
+        if value not in inputs:
+            inputs.append(value)
+    return [{"args": [value], "expected": function(value)} for value in inputs]
+
+
+# Problems and demonstrations
+
+
+def make_problem(rng: random.Random, spec: Spec) -> dict[str, Any] | None:
+    """The problem's JSON line, or None where the tests hardly tell one answer from another."""
+    tests = make_tests(rng, spec)
+    if len({json.dumps(test["expected"]) for test in tests}) < 4 or all(test["args"][0] == test["expected"] for test in tests):
+        return None
+    explain = rng.random() < EXPLAIN_SHARE
+    return {
+        "id": f"{spec.family}-{spec.digest()[:12]}",
+        "prompt": sentence(spec) + (EXPLAIN_SUFFIX if explain else "") + ".",
+        "prefill": spec.signature,
+        "task": {"kind": "calls", "entry_point": ENTRY_POINT, "tests": tests},
+        "solution": solution(spec),
+    }
+
+
+def draw_problems(rng: random.Random, count: int, *, heldout: bool) -> Iterator[tuple[Spec, dict[str, Any]]]:
+    seen: set[str] = set()
+    while len(seen) < count:
+        spec = draw_spec(rng)
+        if spec.is_heldout != heldout or spec.digest() in seen:
+            continue
+        problem = make_problem(rng, spec)
+        if problem is not None:
+            seen.add(spec.digest())
+            yield spec, problem
+
+
+def demonstrate(rng: random.Random, spec: Spec, *, explain: bool, noisy: bool) -> str:
+    if noisy and rng.random() < BUG_SHARE:
+        spec = mutate(rng, spec)
+    style = stepwise if rng.random() < STEPWISE_SHARE else one_liner
+    answer = body(style(spec), explain=explain)
+    if noisy and rng.random() < RAMBLE_SHARE:
+        answer = "".join(f"    # {rng.choice(RAMBLES)}\n" for _ in range(rng.randint(1, 8))) + answer
+    return answer
+
+
+def draw_demonstrations(rng: random.Random, problems: list[tuple[Spec, dict[str, Any]]], count: int) -> Iterator[dict[str, str]]:
+    for number in range(count):
+        spec, problem = problems[number % len(problems)]
+        explain = problem["prompt"].endswith(EXPLAIN_SUFFIX + ".")
+        answer = demonstrate(rng, spec, explain=explain, noisy=number >= CLEAN_SHARE * count)
+        yield {"prompt": problem["prompt"], "prefill": problem["prefill"], "answer": answer}
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+            count += 1
+    return count
+
+
+def generate(folder: Path, *, seed: int, train: int, heldout: int, demonstrations: int) -> dict[str, int]:
+    """Write the three files and return the number of lines in each."""
+    rng = random.Random(f"generated problems {seed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    training = list(draw_problems(rng, train, heldout=False))
+    return {
+        "train.jsonl": write_lines(folder / "train.jsonl", (problem for _, problem in training)),
+        "heldout.jsonl": write_lines(
+            folder / "heldout.jsonl", (problem for _, problem in draw_problems(rng, heldout, heldout=True))
+        ),
+        "demonstrations.jsonl": write_lines(folder / "demonstrations.jsonl", draw_demonstrations(rng, training, demonstrations)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m reward.generated", description="Write generated problems.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the three JSONL files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train", type=int, default=4000, help="problems to train on")
+    parser.add_argument("--heldout", type=int, default=256, help="held-out problems")
+    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS, help="answers to learn from")
+    arguments = parser.parse_args()
+    counts = generate(
+        arguments.out,
+        seed=arguments.seed,
+        train=arguments.train,
+        heldout=arguments.heldout,
+        demonstrations=arguments.demonstrations,
+    )
+    for name, count in counts.items():
+        print(f"{arguments.out / name}: {count} lines")
+
+
+if __name__ == "__main__":
+    main()
