@@ -55,7 +55,7 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 async def work(name: str, config: RunConfig, engine: Engine, endpoint: str, keys: RunKeys) -> None:
     """Runs one worker until the run is over or SIGTERM comes."""
-    async with AsyncQueueClient(endpoint, keys, name, timeout_s=min(30.0, config.rollout.lease_s)) as queue:
+    async with AsyncQueueClient(endpoint, keys, name, timeout_s=config.trainer.stall_s) as queue:
         worker = Worker(name, config, engine, queue)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.close)

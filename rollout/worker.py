@@ -18,8 +18,8 @@
                  failed task       engine's end                most                          a failure
 
 No task holds what another one waits for but a flight its slot, and that only until the engine's deadline and the
-server's acknowledgment. A server that is away is asked again and again, so that nothing finished is lost;
-`_keep_heard` ends the worker when it has been away for `trainer.stall_s`.
+server's acknowledgment. Requests to a server that is away wait for it, so that nothing finished is lost; once it has
+been away for `trainer.stall_s`, the first request that gives up ends the worker.
 
 A fresh engine holds random weights. It registers under a new epoch, and the server leases nothing to an epoch that the
 trainer has not pushed to; so the worker need not know of pushes: a request that meets one takes longer. A lease that
@@ -31,16 +31,15 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from conf.schema import RunConfig
-from rollout.client import AsyncQueueClient, QueueError, QueueTimeout, Refused
+from rollout.client import AsyncQueueClient, QueueError, Refused
 from rollout.engine import Engine
 from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
 from rollout.meter import Meter
@@ -57,7 +56,6 @@ DRAIN_S = 5.0  # for all flights to come back and be reported when the worker en
 LEAVE_S = 1.5
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class WorkerError(RuntimeError):
@@ -128,7 +126,6 @@ class Worker:
         self.meter = Meter()
         self._config = config.rollout
         self._stuck_s = config.trainer.push_s + HEALTH_S  # a push may silence an engine for so long, not for longer
-        self._stall_s = config.trainer.stall_s
         self._engine = engine
         self._queue = queue
         self._stop_tokens = stop_token_ids(engine.settings.model)
@@ -193,7 +190,7 @@ class Worker:
         async with self._engine.client() as client:
             serving = _Serving(client, epoch, asyncio.Event())
             settings = self._engine.settings
-            await self._patiently(self._queue.register_engine, self.name, settings.url, settings.tp, epoch)
+            await self._queue.register_engine(self.name, settings.url, settings.tp, epoch)
             self._serving = serving
             self._ready.set()
             why = await self._end_of(serving)
@@ -237,7 +234,7 @@ class Worker:
                 await self._landed.wait()
                 continue
             try:
-                leased = await self._patiently(self._queue.lease_segments, self.name, free, LEASE_WAIT_S)
+                leased = await self._queue.lease_segments(self.name, free, LEASE_WAIT_S)
             except Refused as error:  # a restarted server knows this engine again after the next heartbeat
                 log.warning("%s", error)
                 await asyncio.sleep(WATCH_S)
@@ -258,7 +255,7 @@ class Worker:
     def _flown(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
             self._flying.discard(task)
-        else:  # a defect: `run` ends and raises it
+        else:  # the server is gone, or a defect: `run` ends and raises it
             self._closing.set()
 
     async def _fly(self, flight: _Flight) -> None:
@@ -266,31 +263,18 @@ class Worker:
         position = flight.work.position
         try:
             segment = await self._generate(flight)
-            await self._report(position, segment)
+            where = position.group, position.trajectory, position.offset
+            outcome = await self._queue.report_segment(self.name, *where, segment)
+            if outcome not in ("recorded", "returned"):
+                log.info("%d tokens at %s are not recorded: %s", len(segment.tokens), position, outcome)
         except PromptRefused as refusal:
             log.warning("the prompt of group %d is refused: %s", position.group, refusal)
-            await self._patiently(self._queue.refuse_prompt, position.group, str(refusal))
+            await self._queue.refuse_prompt(position.group, str(refusal))
+        except Refused as error:
+            log.error("what was sampled at %s is lost: %s", position, error)
         finally:
             del self._flights[position]
             self._landed.set()
-
-    async def _report(self, position: Position, segment: Segment) -> None:
-        where = position.group, position.trajectory, position.offset
-        try:
-            outcome = await self._patiently(self._queue.report_segment, self.name, *where, segment)
-        except Refused as error:
-            log.error("a segment at %s is lost: %s", position, error)
-        else:
-            if outcome not in ("recorded", "returned"):
-                log.info("%d tokens at %s are not recorded: %s", len(segment.tokens), position, outcome)
-
-    async def _patiently(self, ask: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """The server's answer, however often it must be asked; `_keep_heard` bounds how long it may be away."""
-        while True:
-            try:
-                return await ask(*arguments)
-            except QueueTimeout as error:
-                log.warning("%s; asking again", error)
 
     # Generation
 
@@ -364,15 +348,8 @@ class Worker:
         await self._closing.wait()
 
     async def _keep_heard(self) -> None:
-        heard_s = time.monotonic()
         while True:
-            try:
-                answer = await self._queue.heartbeat(self.name, "worker", list(self._flights))
-            except QueueTimeout as error:
-                if time.monotonic() - heard_s > self._stall_s:
-                    raise WorkerError(f"the queue server has been away for {self._stall_s:.0f} s: {error}") from error
-                continue
-            heard_s = time.monotonic()
+            answer = await self._queue.heartbeat(self.name, "worker", list(self._flights))
             for position in answer.cancel:
                 if position in self._flights:
                     _set(self._flights[position].stop)
