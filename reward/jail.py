@@ -76,10 +76,11 @@ def main() -> None:
         os._exit(0)
     try:
         pid_namespace_fd = _become_zygote(settings, ids)
+        zygote = Zygote(control, pid_namespace_fd, ids, virtual_bytes)
     except (OSError, seccomp.UnsupportedArch) as error:
         _send(control, {"failed": str(error)})
         os._exit(1)
-    Zygote(control, pid_namespace_fd, ids, virtual_bytes).serve()
+    zygote.serve()
 
 
 def _preload(modules: list[str]) -> None:
@@ -154,6 +155,7 @@ class Zygote:
         self.pid_namespace_fd = pid_namespace_fd
         self.job_ids = ids[1:] or ids
         self.virtual_bytes = virtual_bytes
+        self.syscalls = seccomp.Filter()
         self.started = 0
         self.jobs: dict[int, tuple[int, int]] = {}  # pidfd -> (job id, pid)
         self.poll = select.poll()
@@ -186,7 +188,7 @@ class Zygote:
         linux.unshare(linux.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
-            _run_job(request, fds, uid, self.virtual_bytes)
+            _run_job(request, fds, uid, self.virtual_bytes, self.syscalls)
         linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
         for fd in fds:
             os.close(fd)
@@ -213,14 +215,14 @@ class Zygote:
             os._exit(0)
 
 
-def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int) -> None:
+def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
     """The job's life after the fork: confine, say so, run. Never returns."""
     try:
         for target, fd in enumerate(fds):  # stdin, stdout, channel arrive above 3: the zygote keeps 0-3 occupied
             os.dup2(fd, target if target < 2 else harness.CHANNEL_FD)
         os.closerange(harness.CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
         try:
-            _confine(limits, uid, virtual_bytes)
+            _confine(limits, uid, virtual_bytes, syscalls)
         except (OSError, ValueError) as error:
             harness.write_frame({"unconfined": str(error)})
             os._exit(1)
@@ -232,7 +234,7 @@ def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: in
         os._exit(1)
 
 
-def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int) -> None:
+def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
     options = f"size={limits['disk_bytes']},nr_inodes=4096,mode=700,uid={uid},gid={uid}"
     linux.mount("job", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
@@ -258,7 +260,7 @@ def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int) -> None:
     os.setresuid(uid, uid, uid)
     linux.no_new_privileges()
     linux.drop_capabilities()
-    seccomp.install()
+    syscalls.install()
 
 
 def _virtual_bytes() -> int:

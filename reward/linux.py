@@ -87,8 +87,10 @@ def die_with_parent(signal_number: int) -> None:
     check(libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), zero, zero, zero), "prctl(PR_SET_PDEATHSIG)")
 
 
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+
+
 def drop_capabilities() -> None:
     """Gives up every capability of the calling thread."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    check(libc.capset(header, nothing), "capset")
+    check(libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")

@@ -25,6 +25,8 @@ def run(machine: str, number: int, *args: int, arch: int | None = None) -> int:
             accumulator = data[constant]
         elif op == 0x15:
             at += if_true if accumulator == constant else if_false
+        elif op == 0x35:
+            at += if_true if accumulator >= constant else if_false
         elif op == 0x45:
             at += if_true if accumulator & constant else if_false
         else:
