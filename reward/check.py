@@ -1,0 +1,197 @@
+"""Grades a file of problems, with the solutions it holds or with a file of completions, and says what passed.
+
+    python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
+    python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number an id
+
+A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (which goes on from the prefill). Ends with 0 if
+everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
+"""
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from reward.figures import Figures
+from reward.grade import Verdict, grade
+from reward.sandbox import Sandbox, SandboxError, SandboxUnavailable
+from reward.task import Defaults, Task, TaskError, parse_task
+
+CANNOT_READ = 2
+
+
+class CheckError(ValueError):
+    """A file that is not what it should be: where, what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    id: str
+    task: Task
+    prefill: str
+    solution: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graded:
+    problem_id: str
+    verdict: Verdict | None  # None: the sandbox failed
+    reason: str
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    console = Console(stderr=True)
+    defaults = Defaults(cpu_limit_s=arguments.cpu_limit_s, memory_limit_mb=arguments.memory_limit_mb, credit=arguments.credit)
+    try:
+        problems, refused = read_problems(arguments.problems, defaults)
+        work = list(_completions(arguments.solutions, problems) if arguments.solutions else _own_solutions(problems))
+        began_s = time.monotonic()
+        figures = Figures()
+        graded = list(track(grade_all(work, arguments.slots, figures), "grading", total=len(work), console=console))
+    except (CheckError, SandboxUnavailable) as error:
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        return CANNOT_READ
+    failed = [one for one in graded if one.verdict is None or one.verdict.passed < one.verdict.total]
+    for where, reason in refused[: arguments.show]:
+        console.print(f"refused  {where}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    for one in failed[: arguments.show]:
+        console.print(f"failed   {one.problem_id}: {one.reason}", markup=False, highlight=False, soft_wrap=True)
+    Console().print(_table(len(problems), len(refused), graded, len(failed), figures, time.monotonic() - began_s))
+    return 1 if failed or refused or not graded else 0
+
+
+def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Problem], list[tuple[str, str]]]:
+    """The problems that can be graded, by id, and where and why others cannot. Raises CheckError for a broken file."""
+    problems: dict[str, Problem] = {}
+    refused: list[tuple[str, str]] = []
+    for where, line in _lines(path):
+        problem_id = _text(line, "id", where)
+        if problem_id in problems:
+            raise CheckError(f"{where}: id {problem_id!r} is taken by an earlier line: give each problem its own")
+        solution = line.get("solution")
+        try:
+            task = parse_task(line.get("task", {}), defaults=defaults)
+        except TaskError as error:
+            refused.append((f"{where} ({problem_id})", str(error)))
+            continue
+        problems[problem_id] = Problem(
+            id=problem_id,
+            task=task,
+            prefill=_text(line, "prefill", where, default=""),
+            solution=None if solution is None else _text(line, "solution", where),
+        )
+    if not problems and not refused:
+        raise CheckError(f"{path}: holds no problems")
+    return problems, refused
+
+
+def grade_all(work: list[tuple[Problem, str]], slots: int, figures: Figures) -> Iterator[Graded]:
+    """Grades in so many sandboxes at once; results come in the order of `work`."""
+    local = threading.local()
+    sandboxes: list[Sandbox] = []
+
+    def warm_up() -> None:
+        local.sandbox = Sandbox().__enter__()
+        sandboxes.append(local.sandbox)
+
+    def one(item: tuple[Problem, str]) -> Graded:
+        problem, completion = item
+        try:
+            verdict = grade(problem.task, completion, prefill=problem.prefill, sandbox=local.sandbox)
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            return Graded(problem_id=problem.id, verdict=None, reason=f"no verdict: {error}")
+        figures.add(verdict)
+        return Graded(problem_id=problem.id, verdict=verdict, reason=verdict.reason)
+
+    with Sandbox():  # refuses with the reason before a pool of threads would
+        pass
+    try:
+        with ThreadPoolExecutor(slots, initializer=warm_up) as pool:
+            yield from pool.map(one, work)
+    finally:
+        for sandbox in sandboxes:
+            sandbox.close()
+
+
+def _own_solutions(problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:
+    missing = [problem.id for problem in problems.values() if problem.solution is None]
+    if problems and len(missing) == len(problems):
+        raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
+    for problem in problems.values():
+        if problem.solution is not None:
+            yield problem, problem.solution if problem.prefill else f"```python\n{problem.solution}\n```"
+
+
+def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:
+    for where, line in _lines(path):
+        problem_id = _text(line, "id", where)
+        if problem_id not in problems:
+            raise CheckError(f"{where}: no problem has the id {problem_id!r}")
+        yield problems[problem_id], _text(line, "completion", where)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, each with its file and line."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise CheckError(f"{path}:{number}: must be an object, got {type(value).__name__}")
+                yield f"{path}:{number}", value
+    except json.JSONDecodeError as error:
+        raise CheckError(f"{path}:{number}: not JSON ({error}): each line must be one object") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckError(f"cannot read {path}: {error}") from error
+
+
+def _text(line: dict[str, Any], key: str, where: str, *, default: str | None = None) -> str:
+    value = line.get(key, default)
+    if not isinstance(value, str):
+        raise CheckError(f"{where}: `{key}` must be a string, got {value!r:.80}")
+    return value
+
+
+def _table(problems: int, refused: int, graded: list[Graded], failed: int, figures: Figures, wall_s: float) -> Table:
+    table = Table(show_header=False)
+    table.add_row("problems", f"{problems + refused}, of which {refused} refused")
+    table.add_row("graded", f"{len(graded)} in {wall_s:.1f} s, {len(graded) / max(wall_s, 1e-9):.1f}/s")
+    table.add_row("passed", f"{len(graded) - failed} ({(len(graded) - failed) / max(len(graded), 1):.1%})")
+    table.add_row("failed", str(failed))
+    table.add_row("in detail", figures.line())
+    return table
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m reward.check", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("problems", type=Path, help="JSONL of problems")
+    parser.add_argument("--solutions", type=Path, help='JSONL of {"id", "completion"}; without it the problems\' own solutions')
+    parser.add_argument("--slots", type=int, default=len(os.sched_getaffinity(0)), help="sandboxes at once (one a core)")
+    parser.add_argument("--credit", default="all", choices=("all", "fraction"))
+    parser.add_argument("--cpu-limit-s", type=float, default=8.0, help="of one completion, unless its task says otherwise")
+    parser.add_argument("--memory-limit-mb", type=int, default=1024)
+    parser.add_argument("--show", type=int, default=10, help="so many refused problems and failed completions are listed")
+    arguments = parser.parse_args(argv)
+    if arguments.slots < 1:
+        parser.error(f"--slots {arguments.slots}: must be at least 1")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

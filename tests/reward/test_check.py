@@ -1,0 +1,60 @@
+"""The command that grades a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward.check import CANNOT_READ, main
+
+SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
+PROBLEM = {"id": "p", "prefill": "def f(x):\n", "task": SQUARE, "solution": "    return x * x\n"}
+
+
+def write(path: Path, *lines: Any) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_problems_whose_solutions_pass_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {**PROBLEM, "id": "q", "prefill": "", "solution": "def f(x):\n    return x * x"}
+    assert main([write(tmp_path / "p.jsonl", PROBLEM, whole), "--slots", "2"]) == 0
+    assert "2 (100.0%)" in capsys.readouterr().out
+
+
+def test_a_solution_that_fails_is_named_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "bad", "solution": "    return x\n"})]) == 1
+    assert "bad: test 1: returned 5, expected 25" in capsys.readouterr().err
+
+
+def test_completions_are_graded_by_their_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = write(tmp_path / "p.jsonl", PROBLEM)
+    answers = [{"id": "p", "completion": text} for text in ("    return x * x", "    return 3", "")]
+    assert main([problems, "--solutions", write(tmp_path / "c.jsonl", *answers)]) == 1
+    assert "1 (33.3%)" in capsys.readouterr().out
+
+
+def test_a_problem_without_tests_is_refused_and_the_others_are_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "p.jsonl", PROBLEM, {"id": "none", "task": {**SQUARE, "tests": []}})
+    assert main([path]) == 1
+    captured = capsys.readouterr()
+    assert "at least one test" in captured.err
+    assert "1 (100.0%)" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "p.jsonl:1: not JSON"),
+        ("[]", "p.jsonl:1: must be an object"),
+        ('{"id": 3}', "p.jsonl:1: `id` must be a string"),
+        ("", "holds no problems"),
+        (json.dumps(PROBLEM) + "\n" + json.dumps(PROBLEM), "p.jsonl:2: id 'p' is taken"),
+        (json.dumps({k: v for k, v in PROBLEM.items() if k != "solution"}), "no problem holds a `solution`"),
+    ],
+)
+def test_a_broken_file_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
+    (tmp_path / "p.jsonl").write_text(content)
+    assert main([str(tmp_path / "p.jsonl")]) == CANNOT_READ
+    assert message in capsys.readouterr().err
