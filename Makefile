@@ -6,6 +6,8 @@
 
 SHELL := /bin/bash
 VENV := .venv
+# Modules are compiled when first used: compiling all of them takes longer than the rest of the installation.
+PIP_INSTALL := $(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 # The environment is installed again only when what it was made from has changed.
 INSTALLED := $(VENV)/installed-$(shell cat requirements/*.txt pyproject.toml | sha256sum | cut -c1-12)
 IS_3_11 := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))
@@ -23,9 +25,10 @@ $(INSTALLED):
 	  fi; \
 	  "$$python" -m venv $(VENV); \
 	fi
-	$(VENV)/bin/python -m pip install -q -r requirements/cpu.txt -c requirements/constraints.txt
-	$(VENV)/bin/python -m pip install -q --no-deps -r requirements/cpu-nodeps.txt
-	$(VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@echo "installing the environment into $(VENV), once; it takes some minutes"
+	$(PIP_INSTALL) -r requirements/cpu.txt -c requirements/constraints.txt
+	$(PIP_INSTALL) --no-deps -r requirements/cpu-nodeps.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/installed-* && touch $@
 
 run: $(INSTALLED)
