@@ -3,7 +3,7 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number an id
 
-A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (which goes on from the prefill). Ends with 0 if
+A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (with the prefill or going on from it). Ends with 0 if
 everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
 """
 
@@ -133,7 +133,8 @@ def _own_solutions(problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
     for problem in problems.values():
         if problem.solution is not None:
-            yield problem, problem.solution if problem.prefill else f"```python\n{problem.solution}\n```"
+            whole = f"```python\n{problem.solution}\n```"
+            yield problem, problem.solution.removeprefix(problem.prefill) if problem.prefill else whole
 
 
 def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:

@@ -109,16 +109,17 @@ def _execute(program: dict[str, Any], module: types.ModuleType) -> None:
 
 def _compile(source: str, *, trim: bool) -> types.CodeType:
     """The program's code. With `trim`, prose after the last complete statement (a model that goes on talking) is cut off."""
+    first_error: SyntaxError | None = None
     for _ in range(3 if trim else 1):
         linecache.cache[SOLUTION] = (len(source), None, source.splitlines(keepends=True), SOLUTION)
         try:
             return compile(source, SOLUTION, "exec", dont_inherit=True)
         except SyntaxError as error:
-            last_error = error
+            first_error = first_error or error
             source = "\n".join(source.split("\n")[: (error.lineno or 1) - 1])
             if not source.strip():
                 break
-    raise last_error
+    raise first_error or SyntaxError("nothing to compile")
 
 
 def _entry_point(module: types.ModuleType, name: str) -> Callable[..., object]:
