@@ -12,7 +12,7 @@ from launch.local import Interrupted, RunFailed, Supervisor
 from launch.placement import Node, Process, choose_base_port, describe, place
 from launch.preflight import check_data, check_model, check_run_dir, held, port_is_free
 from launch.prepare import RECIPES, prepare
-from launch.progress import Progress, outcome, places, read_metrics, summary
+from launch.progress import Progress, outcome, read_metrics, summary
 from rollout.keys import RunKeys
 
 LOGS = "logs"
@@ -44,14 +44,17 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
         try:
             with Supervisor(processes, run_dir / LOGS, config.cluster.worker_restarts, progress.say) as supervisor:
                 supervisor.run(progress.tick)
-        except (RunFailed, Interrupted) as error:
-            how = "interrupted" if isinstance(error, Interrupted) else "failed"
-            progress.say(f"{how}; go on with: make run resume={run_dir}   (or python -m launch resume={run_dir})")
-            for line in places(run_dir):
-                progress.say(line)
+        except Interrupted:
+            progress.say(f"interrupted; {_how_to_go_on(run_dir)}")
             raise
+        except RunFailed as error:
+            raise RunFailed(f"{error}\n{_how_to_go_on(run_dir)}") from error
     progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
+
+
+def _how_to_go_on(run_dir: Path) -> str:
+    return f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
 
 
 def dry_run(config: RunConfig) -> str:

@@ -99,8 +99,8 @@ def test_failed_trainer_is_reported_with_its_words_and_how_to_go_on(project: Pat
     (project / "trainer/__main__.py").write_text("raise SystemExit('the loss is not a number')")
     ended = launch(project, "name=bad")
     assert ended.returncode == 1
-    assert "make run resume=outputs/bad" in ended.stdout
     assert "the loss is not a number" in ended.stderr
+    assert "make run resume=outputs/bad" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
