@@ -1,0 +1,230 @@
+"""A run that was stopped goes on as if it had not been, from a checkpoint that is whole or not there."""
+
+import os
+import resource
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer import jobs, ranks
+from trainer import checkpoint, parallel
+from trainer.spec import Layout, ModelError, read_spec
+
+STRAIGHT = range(5)
+RESUMED = range(3, 5)
+UNEVEN = {"hidden_size": 48, "num_attention_heads": 4}  # the vocabulary's bucket does not end where the next may start
+
+
+class Run:
+    """Five steps with a checkpoint after the third, and what came of them."""
+
+    def __init__(self, tmp: Path, family: str, layout: Layout, world_size: int, dtype: str, **changes: int) -> None:
+        self.folder, self.checkpoints, self.dtype = str(tmp / "model"), str(tmp / "checkpoints"), dtype
+        jobs.make_model(tmp / "model", family, **changes)
+        job = partial(jobs.train, steps=STRAIGHT, checkpoints=self.checkpoints, save_at=(3,), dtype=dtype)
+        self.results = ranks.run(job, world_size, self.folder, layout)
+
+    def resume(self, layout: Layout, world_size: int) -> list[jobs.Trained]:
+        """The last two steps again, from the checkpoint."""
+        job = partial(jobs.train, steps=RESUMED, checkpoints=self.checkpoints, dtype=self.dtype)
+        return ranks.run(job, world_size, self.folder, layout)
+
+    def assert_same(self, resumed: list[jobs.Trained], *, weights_atol: float, loss_rtol: float) -> None:
+        straight = self.results[0]
+        torch.testing.assert_close(resumed[0].losses, straight.losses[3:], rtol=loss_rtol, atol=0)
+        assert resumed[0].rates == straight.rates[3:]
+        expected = jobs.merged(self.results)
+        for key, values in jobs.merged(resumed).items():
+            torch.testing.assert_close(values, expected[key], atol=weights_atol, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def tied_run(tmp_path_factory):
+    """Tied embeddings and two stages: the layout whose gradient buffers have several buckets."""
+    return Run(tmp_path_factory.mktemp("tied"), "qwen2-tied", Layout(pp=2), 2, "float32", **UNEVEN)
+
+
+def test_resuming_in_the_same_layout_is_bit_identical(tied_run):
+    resumed = tied_run.resume(Layout(pp=2), 2)
+    tied_run.assert_same(resumed, weights_atol=0, loss_rtol=0)
+    assert [result.loaded for result in resumed] == [checkpoint.Loaded(3, {"next_step": 3})] * 2
+    assert [(saved.version, saved.failure) for saved in tied_run.results[1].saves] == [(3, None)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        (Layout(), 1),
+        (Layout(tp=2), 4),
+        pytest.param(Layout(tp=4), 4, marks=pytest.mark.slow),
+        pytest.param(Layout(pp=2, vpp=2), 4, marks=pytest.mark.slow),
+        pytest.param(Layout(), 4, marks=pytest.mark.slow),
+    ],
+)
+def test_resuming_in_another_layout_goes_on_alike(tied_run, layout, world_size):
+    tied_run.assert_same(tied_run.resume(layout, world_size), weights_atol=2e-6, loss_rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen2-tied", "qwen3"])
+def test_resuming_is_bit_identical_with_tensor_pipeline_and_data_parallelism(tmp_path, family, dtype):
+    for layout, world_size in ((Layout(tp=2, pp=2), 4), (Layout(tp=2, sequence_parallel=True), 4)):
+        run = Run(tmp_path / f"{layout.pp}", family, layout, world_size, dtype)
+        run.assert_same(run.resume(layout, world_size), weights_atol=0, loss_rtol=0)
+
+
+def optimizer_state(state: checkpoint.TrainingState) -> dict[str, torch.Tensor]:
+    """Every tensor of AdamW's state, by parameter and kind."""
+    inner = state.optimizer.chained_optimizers[0].optimizer
+    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+    return {
+        f"{number} {kind}": value.clone()
+        for number, parameter in enumerate(parameters)
+        for kind, value in {"weight": parameter.detach(), **inner.state[parameter]}.items()
+    }
+
+
+def save_and_load_state(folder: str, checkpoints: str) -> tuple[dict, dict, int]:
+    """Saves made-up optimizer state, wipes it, loads it."""
+    mesh = parallel.initialize(Layout(pp=2), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    inner = state.optimizer.chained_optimizers[0].optimizer
+    for parameter, values in inner.state.items():
+        # A function of the weights, so that both copies of the tied embedding agree.
+        values["step"].fill_(7)
+        values["exp_avg"].copy_(2 * parameter.detach() + 1)
+        values["exp_avg_sq"].copy_(parameter.detach() ** 2)
+    saved = optimizer_state(state)
+    store = checkpoint.Checkpoints(checkpoints, state, keep=1)
+    store.begin_save(1, {})
+    store.wait(timeout_s=60)
+    for values in inner.state.values():
+        for value in values.values():
+            value.zero_()
+    checkpoint.load(checkpoint.latest(checkpoints), state)
+    separate_steps = len({values["step"].data_ptr() for values in inner.state.values()})
+    loaded = optimizer_state(state)
+    parallel.shutdown()
+    return saved, loaded, separate_steps
+
+
+@pytest.fixture(scope="module")
+def stored_states(tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("state")
+    jobs.make_model(tmp / "model", "qwen2-tied", **UNEVEN)
+    return ranks.run(save_and_load_state, 2, str(tmp / "model"), str(tmp / "checkpoints"))
+
+
+def test_every_parameter_gets_its_own_optimizer_state_back(stored_states):
+    """With several buckets Megatron saves shifted state; with torch's AdamW it fails with KeyError: 'step'."""
+    for saved, loaded, _ in stored_states:
+        assert saved.keys() == loaded.keys()
+        assert [key for key, values in saved.items() if not torch.equal(values, loaded[key])] == []
+
+
+def test_parameters_do_not_share_a_step_counter_after_loading(stored_states):
+    for saved, _, separate_steps in stored_states:
+        assert separate_steps == sum(key.endswith("exp_avg") for key in saved)
+
+
+def train_nothing_but_save(folder: str, checkpoints: str) -> dict:
+    """What saves leave behind: versions kept, a failed write, a save over an old one."""
+    mesh = parallel.initialize(Layout(tp=2), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    store = checkpoint.Checkpoints(checkpoints, state, keep=2)
+    seen = {"first poll": store.poll()}
+    for version in (1, 2, 3):
+        store.begin_save(version, {})
+    seen["third"] = store.wait(timeout_s=60)
+    seen["kept"] = [version for version, _ in checkpoint.complete(checkpoints)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if mesh.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    store.begin_save(4, {})
+    seen["failed"] = store.wait(timeout_s=60)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    seen["after failure"] = sorted(path.name for path in Path(checkpoints).iterdir())
+    store.begin_save(3, {"again": True})
+    store.wait(timeout_s=60)
+    seen["loaded"] = checkpoint.load(checkpoint.latest(checkpoints), state)
+    parallel.shutdown()
+    return seen
+
+
+def test_the_last_few_are_kept_and_a_failed_write_costs_only_that_save(tmp_path):
+    jobs.make_model(tmp_path / "model", "qwen2")
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "version-9.partial").mkdir(parents=True)
+    for seen in ranks.run(train_nothing_but_save, 2, str(tmp_path / "model"), str(checkpoints)):
+        assert seen["first poll"] == []
+        assert [(saved.version, saved.failure) for saved in seen["third"]] == [(3, None)]
+        assert seen["kept"] == [2, 3]
+        assert [saved.version for saved in seen["failed"]] == [4]
+        assert "File too large" in seen["failed"][0].failure
+        assert seen["after failure"] == ["version-2", "version-3"]
+        assert seen["loaded"] == checkpoint.Loaded(3, {"again": True})
+
+
+def save_while_training_goes_on(folder: str, checkpoints: str) -> dict:
+    """Changes the weights right after `begin_save` returns, before the writer can have read them."""
+    mesh = parallel.initialize(Layout(), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    store = checkpoint.Checkpoints(checkpoints, state, keep=2)
+    store.begin_save(1, {})
+    with torch.no_grad():
+        for parameter in state.chunks[0].parameters():
+            parameter.zero_()
+    store.wait(timeout_s=60)
+    checkpoint.load(checkpoint.latest(checkpoints), state)
+    weights = jobs.exported(list(state.chunks), read_spec(folder), mesh)
+    parallel.shutdown()
+    return weights
+
+
+def test_a_save_holds_the_weights_of_the_moment_it_began(tmp_path):
+    made = jobs.make_model(tmp_path / "model", "qwen2")
+    (weights,) = ranks.run(save_while_training_goes_on, 1, str(tmp_path / "model"), str(tmp_path / "checkpoints"))
+    assert all(torch.equal(weights[key], values) for key, values in made.state_dict().items())
+
+
+def die_while_saving(folder: str, checkpoints: str) -> None:
+    mesh = parallel.initialize(Layout(), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    store = checkpoint.Checkpoints(checkpoints, state, keep=2)
+    store.begin_save(1, {})
+    store.wait(timeout_s=60)
+    store.begin_save(2, {})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
+    jobs.make_model(tmp_path / "model", "qwen2")
+    checkpoints = tmp_path / "checkpoints"
+    with pytest.raises(ranks.RankFailed, match="died"):
+        ranks.run(die_while_saving, 1, str(tmp_path / "model"), str(checkpoints))
+    assert (checkpoints / "version-2.partial").exists()
+    assert checkpoint.latest(checkpoints) == checkpoints / "version-1"
+
+
+def test_no_space_is_found_out_before_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**9})())
+    assert "needs 2.0 GB, 1.0 GB are free" in checkpoint._make_folder(tmp_path / "version-1.partial", 2 * 10**9)
+    assert not (tmp_path / "version-1.partial").exists()
+
+
+def test_only_whole_checkpoints_count(tmp_path):
+    assert checkpoint.latest(tmp_path / "absent") is None
+    for name in ("version-3", "version-12", "version-20.partial", "version-x", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "version-30").write_text("a file")
+    assert [version for version, _ in checkpoint.complete(tmp_path)] == [3, 12]
+    assert checkpoint.latest(tmp_path) == tmp_path / "version-12"
+
+
+def test_keeping_none_is_refused():
+    with pytest.raises(ModelError, match="keep = 0"):
+        checkpoint.Checkpoints("anywhere", None, keep=0)
