@@ -2,7 +2,7 @@
 
     python -m reward.generated --out DIR [--seed 0]
 
-writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (24,000 answers to train problems).
+writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (22,400 answers to train problems).
 A problem is drawn as a `Spec`: a family and its steps. Everything else (sentence, code, tests, id) follows from it. Which
 file a specification belongs to is decided by its hash, so train and held-out problems are disjoint whatever the seed.
 
