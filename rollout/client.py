@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -129,6 +129,10 @@ class QueueClient(_Dialect):
     def fleet(self) -> list[EngineInfo]:
         return list(self._call(m.Fleet()).engines)
 
+    def condemn(self, engine: EngineInfo | str, reason: str) -> None:
+        """A push to this engine failed: it leaves the fleet, and its worker's next heartbeat tells it to start it again."""
+        self._call(m.Condemn(engine=_ids([engine])[0], reason=reason))
+
     def start_eval(self, eval_id: str, split: str = "heldout", completions: int = 1) -> None:
         """Has every problem of the split sampled and graded at the present version, ahead of training groups."""
         self._call(m.StartEval(eval_id=eval_id, split=split, completions=completions))
@@ -234,9 +238,12 @@ class AsyncQueueClient(_Dialect):
         """The engine cannot run this prompt: its group is dropped as `bad_prompt`."""
         await self._call(m.RefuseGroup(group=group, kind="bad_prompt", reason=reason))
 
-    async def heartbeat(self, holder: str, role: str, held: Sequence[Position] = ()) -> Heard:
+    async def heartbeat(
+        self, holder: str, role: str, held: Sequence[Position] = (), sums: Mapping[str, float] | None = None
+    ) -> Heard:
         """Needed every `lease_s / 3` or so. It also registers the engine again with a server that was restarted."""
-        return await self._call(m.Heartbeat(holder=holder, role=role, held=tuple(held), engine=self._engine))
+        request = m.Heartbeat(holder=holder, role=role, held=tuple(held), engine=self._engine, sums=sums or {})
+        return await self._call(request)
 
     async def status(self) -> dict[str, Any]:
         return dict((await self._call(m.Status())).status)
@@ -253,9 +260,12 @@ class AsyncQueueClient(_Dialect):
             while (left_s := deadline - time.monotonic()) > 0:
                 with suppress(zmq.Again):  # as long as there is no connection; sent again later
                     await self._socket.send(message, zmq.DONTWAIT)
-                done, _ = await asyncio.wait([future], timeout=min(RESEND_S, left_s))
-                if done:
+                waited_for: list[asyncio.Future[Any]] = [future, self._reader]
+                await asyncio.wait(waited_for, timeout=min(RESEND_S, left_s), return_when=asyncio.FIRST_COMPLETED)
+                if future.done():
                     return self._read(request, future.result())
+                if self._reader.done():
+                    raise QueueError(f"answers of the queue server cannot be read any more: {self._reader.exception()}")
         finally:
             del self._answers[request_id]
         raise self._timeout(request, allowed_s)

@@ -144,6 +144,13 @@ class UnregisterEngine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Condemn:
+    answer: ClassVar[type] = Done
+    engine: str  # `EngineInfo.id`
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseSegments:
     answer: ClassVar[type] = SegmentsAnswer
     holder: str
@@ -190,7 +197,8 @@ class Heartbeat:
     holder: str
     role: str  # worker | judge | trainer | launcher
     held: Sequence[Position]
-    engine: EngineInfo | None = field(default=None)  # a worker's own, so that a restarted server knows it again
+    engine: EngineInfo | None = None  # a worker's own, so that a restarted server knows it again
+    sums: Mapping[str, float] = field(default_factory=dict)  # what it did since it began (`meter.py`)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +213,6 @@ class Stop:
 
 Request = (
     Take | Advance | Published | Rewind | Durable | Fleet | StartEval | AskEval | CloseEval | RegisterEngine | UnregisterEngine
-    | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportVerdict | Heartbeat | Status | Stop
+    | Condemn | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportVerdict | Heartbeat | Status | Stop
 )  # fmt: skip
 REQUESTS: dict[str, type] = {kind.__name__: kind for kind in Request.__args__}

@@ -222,6 +222,7 @@ class Heard:
 
     cancel: Sequence[Position]  # held by the caller, but no longer wanted: their reports would be refused
     closing: bool  # the run is over: end
+    condemned: str = ""  # why the trainer could not push to the caller's engine: start it again, with another epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ The world keeps its own account of everything that was accepted, so that the led
 """
 
 import itertools
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,13 +12,13 @@ from rollout.changes import Change, DropKind, Durable, Taken, outlives
 from rollout.ledger import Ledger
 from rollout.rules import Rules
 from rollout.types import Batch, Position
-from tests.rollout.builders import prompt, segment, verdict
+from tests.rollout.builders import prompt, rules, segment, verdict
 
 
 @dataclass
 class Engine:
     name: str
-    version: int | None = None  # of its weights
+    version: int = 0  # of its weights; newer than the published one between a push and `advance`
     history: list[int] = field(default_factory=list)  # of its weights since the start
     held: list[tuple[Position, int, int]] = field(default_factory=list)  # position, max_new_tokens, len(history) at lease
 
@@ -59,13 +60,16 @@ class World:
             self.do(self.ledger.admit(prompt(self.ledger.admitted)))
             leases += self.ledger.lease_segments(engine.name, count - len(leases))
         for lease in leases:
-            assert engine.version == self.ledger.version, "leased to an engine without the published version"
+            assert engine.version >= self.ledger.version, "leased to an engine that lacks the published version"
             engine.held.append((lease.position, lease.max_new_tokens, len(engine.history)))
 
-    def finish(self, engine: Engine, which: int, tokens: int, finish: str) -> str:
-        """The engine ends a segment it holds, sampled by the versions it has had since; cut where they go back."""
+    def finish(self, engine: Engine, which: int, tokens: int, finish: str, *, late: bool = False) -> str:
+        """The engine ends a segment it holds, sampled by the versions it has had since; cut where they go back.
+
+        Late: the request waited in the engine, and all its tokens are of the engine's last version.
+        """
         position, max_new_tokens, since = engine.held.pop(which)
-        lived = engine.history[since - 1 :]
+        lived = engine.history[-1 if late else since - 1 :]
         cut = next((i for i, (a, b) in enumerate(itertools.pairwise(lived), 1) if b < a), len(lived))
         tokens = min(tokens, max_new_tokens)
         versions = [lived[min(i, cut - 1)] for i in range(tokens)]
@@ -130,6 +134,13 @@ class World:
         for engine in self.engines:
             engine.held = [h for h in engine.held if self.ledger.adopt(engine.name, h[0])]
 
+    def collect_evals(self) -> None:
+        for eval_id in list(self.ledger.state.evals):
+            result = self.ledger.eval_result(eval_id)
+            if result is not None:
+                assert result.version_min <= result.version_max <= self.ledger.state.steps_taken
+                self.do(self.ledger.close_eval(eval_id))
+
     # What must hold.
 
     def first_served(self, change: Taken) -> None:
@@ -164,9 +175,7 @@ class World:
         assert parts == self.recorded["train"]
         assert counts["eval_tokens"] == self.recorded["eval"]
         trained = [g.index for step, b in self.taken.items() if step < self.ledger.version for g in b.groups]
-        assert counts["trained_tokens"] == sum(
-            len(t) for (group, _), t in self.accepted.items() if group in set(trained)
-        )
+        assert counts["trained_tokens"] == sum(len(t) for (group, _), t in self.accepted.items() if group in set(trained))
         assert self.prompts == [f"p{i}" for i in range(self.ledger.admitted)], "the stream skipped or repeated a prompt"
         assert sum(counts["dropped_groups"].values()) == len(self.dropped)
 
@@ -189,3 +198,90 @@ class World:
                     break
             self.step(everyone)
         raise AssertionError(f"no progress: {self.ledger.summary()}")
+
+
+EVENTS = {
+    "work": 30, "work_slowly": 20, "train": 30, "train_push_to_one": 5, "die_after_push": 2, "save": 5, "trainer_dies": 3,
+    "server_dies": 3, "lease_expires": 4, "worker_dies": 3, "refuse_prompt": 3, "report_again": 5, "eval": 2, "collect": 4,
+}  # fmt: skip
+
+
+class Walk:
+    """One long random history, in which most things go well most of the time."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        p, s = chance.randint(1, 3), chance.randint(0, 3)
+        self.world = World(
+            rules(
+                groups_per_step=p, max_staleness=s, window=chance.choice([0, chance.randint(0, s * p), s * p]),
+                segment_tokens=chance.randint(1, 3), max_completion_tokens=chance.randint(1, 5),
+                drop_no_signal=chance.random() < 0.3,
+            )
+        )  # fmt: skip
+        self.stragglers = chance.choice([0.05, 0.3, 0.6])
+
+    def run(self, events: int) -> None:
+        names, weights = zip(*EVENTS.items(), strict=True)
+        for name in self.chance.choices(names, weights, k=events):
+            getattr(self, name)()
+            self.world.check_account()
+        self.world.restart_server()
+        self.world.run_steps(2 + self.world.rules.max_staleness)
+        self.world.check_account()
+
+    def work(self, stragglers: float | None = None) -> None:
+        chance, stragglers = self.chance, self.stragglers if stragglers is None else stragglers
+        for engine in chance.sample(self.world.engines, 2):
+            self.world.lease(engine, chance.randint(1, 6))
+            for i in reversed(range(len(engine.held))):
+                if chance.random() >= stragglers:
+                    self.world.finish(engine, i, chance.randint(0, 3), chance.choice(["cut", "stop"]), late=chance.random() < 0.2)
+        while chance.random() >= stragglers / 4 and self.world.grade(chance.choice([0.0, 1.0])):
+            pass
+
+    def work_slowly(self) -> None:
+        self.work(stragglers=0.8)
+
+    def train(self) -> None:
+        self.world.step([0, 1])
+
+    def train_push_to_one(self) -> None:
+        self.world.step([self.chance.randint(0, 1)])
+
+    def die_after_push(self) -> None:
+        if self.world.step([0, 1], dies_before_advance=True):
+            self.work()
+            self.world.restart_trainer([0, 1])
+
+    def save(self) -> None:
+        self.world.save()
+
+    def trainer_dies(self) -> None:
+        self.world.restart_trainer(self.chance.choice([[0], [1], [0, 1]]))
+
+    def server_dies(self) -> None:
+        self.world.restart_server()
+
+    def lease_expires(self) -> None:
+        self.world.ledger.release(self.chance.choice(self.world.engines).name)
+
+    def worker_dies(self) -> None:
+        engine = self.chance.choice(self.world.engines)
+        engine.held.clear()
+        self.world.ledger.release(engine.name)
+
+    def refuse_prompt(self) -> None:
+        self.world.drop_oldest()
+
+    def report_again(self) -> None:
+        if self.world.reports:
+            position, segment = self.chance.choice(self.world.reports)
+            assert self.world.ledger.report(position, segment)[0] in ("duplicate", "gone")
+
+    def eval(self) -> None:
+        prompts = [prompt(1000 + i) for i in range(2)]
+        self.world.do(self.world.ledger.admit_eval(f"eval-{self.chance.random()}", prompts, self.chance.randint(1, 2)))
+
+    def collect(self) -> None:
+        self.world.collect_evals()

@@ -1,12 +1,14 @@
 """The law under every order of events that hypothesis finds, with crashes of everybody between any two of them."""
 
+import random
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.rollout.builders import prompt, rules
-from tests.rollout.ledger_world import World
+from tests.rollout.ledger_world import Walk, World
 
 ENGINES = st.integers(0, 1)
 SOME_ENGINES = st.sampled_from([[0], [1], [0, 1]])
@@ -36,16 +38,22 @@ class LedgerMachine(RuleBasedStateMachine):
         engine = data.draw(st.sampled_from([e for e in self.world.engines if e.held]))
         self.world.finish(engine, data.draw(st.integers(0, len(engine.held) - 1)), tokens, finish)
 
-    @rule()
-    def finish_all(self):
-        for engine in self.world.engines:
-            while engine.held:
-                self.world.finish(engine, 0, 2, "stop")
+    @rule(chance=st.randoms(use_true_random=False), stragglers=st.floats(0, 0.6))
+    def everybody_works(self, chance, stragglers):
+        for _ in range(3):
+            for engine in chance.sample(self.world.engines, 2):
+                self.world.lease(engine, chance.randint(1, 6))
+                for i in reversed(range(len(engine.held))):
+                    if chance.random() >= stragglers:
+                        self.world.finish(engine, i, chance.randint(1, 3), chance.choice(["cut", "stop"]))
+        while chance.random() >= stragglers / 3 and self.world.grade(chance.choice([0.0, 1.0])):
+            pass
 
-    @rule(rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=12))
-    def grade(self, rewards):
-        for reward in rewards:
-            self.world.grade(reward)
+    @rule(chance=st.randoms(use_true_random=False), steps=st.integers(1, 4))
+    def some_steps_go_well(self, chance, steps):
+        for _ in range(steps):
+            self.everybody_works(chance, stragglers=0.2)
+            self.world.step([0, 1])
 
     @precondition(lambda self: self.world.reports)
     @rule(data=st.data())
@@ -95,12 +103,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def collect_evals(self):
-        ledger = self.world.ledger
-        for eval_id in list(ledger.state.evals):
-            result = ledger.eval_result(eval_id)
-            if result is not None:
-                assert result.version_min <= result.version_max <= ledger.state.steps_taken
-                self.world.do(ledger.close_eval(eval_id))
+        self.world.collect_evals()
 
     @invariant()
     def account_adds_up(self):
@@ -114,8 +117,21 @@ class LedgerMachine(RuleBasedStateMachine):
             self.world.check_account()
 
 
-FAST = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=1500, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_law_holds_in_long_random_histories(seed):
+    Walk(random.Random(seed)).run(events=150)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_law_holds_in_many_longer_random_histories(seed):
+    Walk(random.Random(seed)).run(events=400)
+
+
+FAST = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestLaw(LedgerMachine.TestCase):

@@ -1,0 +1,157 @@
+"""The ledger's journal: one SQLite file, one writer, every acknowledged change on disk.
+
+Changes are buffered by `append` and made durable together by `commit` (one transaction, `synchronous=FULL`: they survive
+kill -9 and a power loss). A `Durable` deletes what it forgets, so the file holds what is not yet covered by a checkpoint
+and no more. A rollback journal and not a WAL: what is committed lies in the one file, so that damage to it is seen and
+not taken for an earlier end, and it needs no shared memory, so the folder may be on a network file system.
+"""
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from rollout.changes import CHANGES, Change, Durable
+from rollout.rules import Rules
+from rollout.wire import WireError, pack, unpack
+
+FORMAT = "kestrel-ledger-1"
+FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
+SETTINGS = (
+    "PRAGMA page_size=16384",  # a segment's row in one or two pages
+    "PRAGMA locking_mode=EXCLUSIVE",
+    "PRAGMA journal_mode=TRUNCATE",
+    "PRAGMA synchronous=FULL",
+    "PRAGMA cache_size=-65536",
+)
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS changes (
+        seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, group_index INTEGER, step INTEGER,
+        crc INTEGER NOT NULL, body BLOB NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS changes_by_group ON changes (group_index)",
+)
+ROWS = "UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'rows'"
+
+
+class JournalError(RuntimeError):
+    """A journal that cannot be read or written; the message names the file and what to do."""
+
+
+class Journal:
+    def __init__(self, path: str | Path, rules: Rules) -> None:
+        """Opens or makes the journal and locks it for this process. Raises JournalError."""
+        self.path = Path(path)
+        self._pending: list[Change] = []
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
+            for setting in SETTINGS:
+                self._db.execute(setting)
+            self._db.execute("BEGIN EXCLUSIVE")
+            for table in TABLES:
+                self._db.execute(table)
+            self._check_meta(rules)
+            self._db.execute("COMMIT")
+            self._seq = self._db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0]
+        except sqlite3.Error as error:
+            raise self._error("open", error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> Iterator[Change]:
+        """What `Ledger.replay` needs: the last `Durable` first. Raises JournalError for any damage."""
+        try:
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise self._damaged(damage)
+            expected = int(self._db.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()[0])
+            found = 0
+            query = "SELECT seq, kind, crc, body FROM changes ORDER BY kind != 'Durable', seq"
+            for seq, kind, crc, body in self._db.execute(query):
+                if kind not in CHANGES or zlib.crc32(body) != crc:
+                    raise self._damaged(f"change {seq} ({kind}) does not match its checksum")
+                found += 1
+                yield unpack(CHANGES[kind], body)
+            if found != expected:
+                raise self._damaged(f"{expected} changes were written, {found} are there")
+        except sqlite3.Error as error:
+            raise self._error("read", error) from error
+        except WireError as error:
+            raise self._damaged(str(error)) from error
+
+    def append(self, changes: Iterable[Change]) -> None:
+        self._pending.extend(changes)
+
+    def commit(self) -> int:
+        """Writes what was appended, in one transaction; how many changes. Raises JournalError, and then nothing is written."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return 0
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for change in pending:
+                self._write(change)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise self._error("write", error) from error
+        return len(pending)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _write(self, change: Change) -> None:
+        if isinstance(change, Durable):
+            self._forget(change)
+        self._seq += 1
+        body = pack(change)
+        group, step = getattr(change, "group", None), getattr(change, "step", None)
+        row = (self._seq, type(change).__name__, group, step, zlib.crc32(body), body)
+        self._db.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._db.execute(ROWS, (1,))
+
+    def _forget(self, durable: Durable) -> None:
+        """Deletes what does not outlive it (`changes.outlives`)."""
+        deleted = self._db.execute("DELETE FROM changes WHERE group_index IS NULL AND step IS NULL").rowcount
+        deleted += self._db.execute("DELETE FROM changes WHERE step < ?", (durable.totals.oldest_step,)).rowcount
+        groups = [(group,) for group in durable.forgotten]
+        deleted += max(self._db.executemany("DELETE FROM changes WHERE group_index = ?", groups).rowcount, 0)
+        self._db.execute(ROWS, (-deleted,))
+
+    def _check_meta(self, rules: Rules) -> None:
+        meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+        fixed = {name: value for name, value in asdict(rules).items() if name in FIXED_RULES}
+        if not meta:
+            rows = [("format", FORMAT), ("rules", json.dumps(fixed)), ("rows", "0")]
+            self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            return
+        if meta.get("format") != FORMAT:
+            raise JournalError(f"{self.path} is no journal of this version ({FORMAT}): {meta.get('format')!r}")
+        made_with = json.loads(meta["rules"])
+        changed = [
+            f"{name} was {made_with.get(name)} and is {fixed[name]}" for name in fixed if made_with.get(name) != fixed[name]
+        ]
+        if changed:
+            raise JournalError(f"{self.path} belongs to a run with other rules ({'; '.join(changed)}): start a new run")
+
+    def _damaged(self, what: str) -> JournalError:
+        return JournalError(
+            f"{self.path} is damaged ({what}): nothing of it was used. Restore the file from a copy, or move it away and "
+            "resume the run from its last checkpoint, which loses the groups that were not yet trained on"
+        )
+
+    def _error(self, what: str, error: sqlite3.Error) -> JournalError:
+        text = str(error)
+        if "locked" in text:
+            return JournalError(f"{self.path} is in use: another queue server of this run is alive")
+        if "malformed" in text or "not a database" in text:
+            return self._damaged(text)
+        return JournalError(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")

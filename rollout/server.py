@@ -1,0 +1,345 @@
+"""What the queue server does with a message, without its socket: decide, journal, answer.
+
+    receive(route, bytes) ...  decide at once, or park a request that must wait
+    settle() -> answers        serve the parked, take leases back from the silent, commit the journal; only then may answers leave
+
+One thread, one ledger, one journal. What was answered is on disk, whatever happens next.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollout import messages as m
+from rollout import standing
+from rollout.changes import Change, DropKind, Lost, Published
+from rollout.journal import Journal
+from rollout.leases import Lease
+from rollout.ledger import Ledger, LedgerError
+from rollout.prompts import PromptStream
+from rollout.roster import Roster
+from rollout.types import I32, EngineInfo, Finish, GradingWork, Heard, Prompt, SegmentWork, Waiting
+from rollout.wire import WireError, decode, pack, unpack
+
+log = logging.getLogger("queue")
+LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
+LONGEST_WAIT_S = 60.0
+PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
+ROLES: dict[type, str] = {
+    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdict: "judge",
+}  # fmt: skip
+
+
+class Stalled(RuntimeError):
+    """Nothing moves any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parked:
+    route: bytes
+    envelope: m.Envelope
+    request: Any
+    due_s: float
+
+
+class QueueServer:
+    """`now` is always a monotonic time in seconds, the caller's."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        journal: Journal,
+        stream: PromptStream,
+        evals: Mapping[str, Sequence[Prompt]],
+        decode_tokens: Callable[[I32], str],
+        lease_s: float,
+        stall_s: float,
+        now: float,
+    ) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._stream = stream
+        self._evals = evals
+        self._decode_tokens = decode_tokens
+        self._stall_s = stall_s
+        self._roster = Roster(lease_s)
+        self._parked: dict[tuple[str, int], _Parked] = {}
+        self._answers: list[tuple[bytes, bytes]] = []
+        self._closing = False
+        self._now = self._moved_s = now
+        self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
+        self._busy: dict[str, standing.Busy] = {}  # by client, when it last asked
+
+    def receive(self, route: bytes, data: bytes, now: float) -> None:
+        """Takes one message in. Whatever it is, nothing is corrupted by it."""
+        self._turn(now)
+        try:
+            if len(data) > LONGEST_MESSAGE_BYTES:
+                raise WireError(f"a message of {len(data)} bytes is longer than {LONGEST_MESSAGE_BYTES}")
+            envelope = unpack(m.Envelope, data)
+        except WireError as error:
+            self._answer(route, m.Answer(id=0, error="malformed", value=str(error)))
+            return
+        try:
+            kind = m.REQUESTS.get(envelope.op)
+            if kind is None:
+                raise WireError(f"unknown request {envelope.op!r}")
+            request = decode(kind, envelope.fields)
+        except WireError as error:
+            self._answer(route, m.Answer(id=envelope.id, error="malformed", value=str(error)))
+            return
+        self._parked.pop((envelope.client, envelope.id), None)  # sent again, perhaps over another connection
+        if holder := getattr(request, "holder", ""):
+            self._roster.heard(holder, now, ROLES.get(kind, ""))
+        due_s = now + min(max(getattr(request, "wait_s", 0.0), 0.0), LONGEST_WAIT_S)
+        self._serve(_Parked(route=route, envelope=envelope, request=request, due_s=due_s))
+
+    def settle(self, now: float) -> list[tuple[bytes, bytes]]:
+        """Ends a turn; the answers to be sent. Raises JournalError, and then no answer may be sent."""
+        self._turn(now)
+        for name in self._roster.expired(now):
+            returned = self._ledger.release(name)
+            log.warning("%s was not heard for too long: it is off the roster, %d leases return", name, returned)
+        for key, parked in list(self._parked.items()):
+            if getattr(parked.request, "holder", "") in ("", *self._roster.holders):
+                self._serve(parked)
+            else:  # nobody is there to work on what it would be leased
+                del self._parked[key]
+        self._journal.commit()
+        answers, self._answers = self._answers, []
+        return answers
+
+    # Turns.
+
+    def _turn(self, now: float) -> None:
+        if now - self._now > PAUSE_S:
+            self._roster.pause(now - self._now)
+        self._now = now
+
+    def _serve(self, parked: _Parked) -> None:
+        key = (parked.envelope.client, parked.envelope.id)
+        answer_id = parked.envelope.id
+        try:
+            value = self._decide(parked.request, parked.envelope.client)
+            if value is None and self._now < parked.due_s:
+                self._parked[key] = parked
+                return
+            if value is None:
+                value = self._nothing_yet(parked.request)
+            answer = m.Answer(id=answer_id, value=value)
+        except LedgerError as error:
+            answer = m.Answer(id=answer_id, error="refused", value=str(error))
+        except Stalled as error:
+            answer = m.Answer(id=answer_id, error="stalled", value=str(error))
+        self._parked.pop(key, None)
+        self._answer(parked.route, answer)
+
+    def _answer(self, route: bytes, answer: m.Answer) -> None:
+        if answer.error:
+            log.warning("%s: %s", answer.error, answer.value)
+        self._answers.append((route, pack(answer)))
+
+    def _do(self, changes: tuple[Change, ...]) -> m.Done:
+        self._ledger.apply(*changes)
+        self._journal.append(changes)
+        if any(not isinstance(change, Lost | Published) for change in changes):
+            self._moved_s = self._now
+        return m.Done()
+
+    # Requests. None: not yet.
+
+    def _decide(self, request: m.Request, client: str) -> Any:
+        match request:
+            case m.Take():
+                return self._take(request)
+            case m.Advance():
+                return self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
+            case m.Published():
+                return self._do(self._ledger.published(request.version, self._engine_ids(request.engines)))
+            case m.Rewind():
+                return self._do(self._ledger.rewind(request.version))
+            case m.Durable():
+                return self._do(self._ledger.durable(request.version))
+            case m.Fleet():
+                self._roster.tell()
+                return m.FleetAnswer(engines=self._fleet())
+            case m.StartEval():
+                return self._start_eval(request)
+            case m.AskEval():
+                return self._ask_eval(request)
+            case m.CloseEval():
+                return self._do(self._ledger.close_eval(request.eval_id))
+            case m.Status():
+                return self._status(client)
+            case m.Stop():
+                self._closing = True
+                return m.Done()
+            case m.Condemn():
+                return self._condemn(request)
+        return self._decide_for_holders(request)
+
+    def _decide_for_holders(self, request: m.Request) -> Any:
+        match request:
+            case m.RegisterEngine():
+                engine = EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch)
+                return self._register(engine)
+            case m.UnregisterEngine():
+                self._roster.unregister(request.name)
+                self._roster.holders.pop(request.name, None)
+                self._ledger.release(request.name)
+                return m.Done()
+            case m.LeaseSegments():
+                return self._lease_segments(request)
+            case m.ReportSegment():
+                outcome, changes = self._ledger.report(request.position, request.segment, request.holder)
+                self._do(changes)
+                return m.Reported(outcome=outcome)
+            case m.RefuseGroup():
+                return self._refuse(request)
+            case m.LeaseGrading():
+                return self._lease_grading(request)
+            case m.ReportVerdict():
+                outcome, changes = self._ledger.grade(request.group, request.trajectory, request.verdict)
+                self._do(changes)
+                return m.Reported(outcome=outcome)
+            case m.Heartbeat():
+                return self._heartbeat(request)
+        raise LedgerError(f"nobody answers {type(request).__name__}")
+
+    def _take(self, request: m.Take) -> m.TakeAnswer | None:
+        changes = self._ledger.take(request.step)
+        if changes is None:
+            if self._roster.newcomers(self._ledger.state.engines):
+                return self._waiting(fleet_changed=True)
+            self._check_stall(f"step {request.step}")
+            return None
+        self._asked.clear()
+        self._do(changes)
+        return m.TakeAnswer(batch=self._ledger.batch(request.step), waiting=None)
+
+    def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:
+        return m.TakeAnswer(batch=None, waiting=Waiting(table=self._table(), fleet_changed=fleet_changed))
+
+    def _start_eval(self, request: m.StartEval) -> m.Done:
+        prompts = self._evals.get(request.split)
+        if not prompts:
+            known = ", ".join(name for name, found in self._evals.items() if found) or "none"
+            raise LedgerError(f"no problems to evaluate on in {request.split!r} (splits with problems: {known})")
+        return self._do(self._ledger.admit_eval(request.eval_id, prompts, request.completions))
+
+    def _ask_eval(self, request: m.AskEval) -> m.EvalAnswer | None:
+        result = self._ledger.eval_result(request.eval_id)
+        if result is None:
+            self._check_stall(f"evaluation {request.eval_id}")
+            return None
+        self._asked.clear()
+        return m.EvalAnswer(result=result)
+
+    def _register(self, engine: EngineInfo) -> m.Done:
+        self._roster.heard(engine.name, self._now, "worker")
+        if self._roster.register(engine):
+            self._ledger.release(engine.name)
+        return m.Done()
+
+    def _condemn(self, request: m.Condemn) -> m.Done:
+        name = self._roster.condemn(request.engine, request.reason)
+        if name is not None:
+            log.warning("engine %s must start again: %s", request.engine, request.reason)
+            self._ledger.release(name)
+        return m.Done()
+
+    def _refuse(self, request: m.RefuseGroup) -> m.Done:
+        if request.kind not in (DropKind.BAD_PROMPT, DropKind.UNRUNNABLE):
+            raise LedgerError(f"a group may be refused as {DropKind.BAD_PROMPT} or {DropKind.UNRUNNABLE}, not {request.kind!r}")
+        log.warning("group %d is dropped (%s): %s", request.group, request.kind, request.reason)
+        return self._do(self._ledger.drop(request.group, DropKind(request.kind), request.reason))
+
+    def _lease_segments(self, request: m.LeaseSegments) -> m.SegmentsAnswer | None:
+        ledger, engine = self._ledger, self._roster.engine_id(request.holder)
+        if self._closing or not engine:
+            return None
+        leases = ledger.lease_segments(engine, request.count, request.holder)
+        while len(leases) < request.count and engine in ledger.state.engines and ledger.may_admit():
+            self._do(ledger.admit(self._stream.at(ledger.admitted)))
+            leases += ledger.lease_segments(engine, request.count - len(leases), request.holder)
+        return m.SegmentsAnswer(work=tuple(map(self._segment_work, leases))) if leases else None
+
+    def _lease_grading(self, request: m.LeaseGrading) -> m.GradingAnswer | None:
+        leases = [] if self._closing else self._ledger.lease_grading(request.holder, request.count)
+        return m.GradingAnswer(work=tuple(map(self._grading_work, leases))) if leases else None
+
+    def _heartbeat(self, request: m.Heartbeat) -> Heard:
+        holder = self._roster.heard(request.holder, self._now, request.role)
+        holder.sums = request.sums
+        if request.engine is not None:
+            self._register(request.engine)
+        cancel = [position for position in request.held if not self._ledger.adopt(request.holder, position)]
+        # A lease that two heartbeats in a row do not list was lost on its way to the holder.
+        unclaimed = frozenset(self._ledger.leases.held(request.holder)) - set(request.held)
+        for position in unclaimed & holder.unclaimed:
+            self._ledger.leases.release(request.holder, position)
+        holder.unclaimed = unclaimed
+        return Heard(cancel=cancel, closing=self._closing, condemned=self._roster.why_condemned(request.holder))
+
+    def _nothing_yet(self, request: m.Request) -> Any:
+        """The answer when the time to wait is over."""
+        match request:
+            case m.Take():
+                return self._waiting(fleet_changed=any(engine.version is None for engine in self._fleet()))
+            case m.LeaseSegments():
+                return m.SegmentsAnswer(work=())
+            case m.LeaseGrading():
+                return m.GradingAnswer(work=())
+            case m.AskEval():
+                return m.EvalAnswer(result=None)
+        raise LedgerError(f"{type(request).__name__} has no answer")
+
+    # What the answers hold.
+
+    def _fleet(self) -> list[EngineInfo]:
+        return self._roster.fleet(self._ledger.version, self._ledger.state.engines)
+
+    def _engine_ids(self, engines: Sequence[str]) -> list[str]:
+        """A bare name stands for the engine that has it now, if there is one."""
+        return [engine_id for e in engines if (engine_id := e if "@" in e else self._roster.engine_id(e))]
+
+    def _status(self, client: str) -> m.StatusAnswer:
+        busy = standing.busy(self._roster)
+        figures = standing.figures(self._ledger, busy, self._busy.get(client, (0.0, 0.0)))
+        self._busy[client] = busy
+        status = standing.status(self._ledger, self._roster, self._now)
+        return m.StatusAnswer(status=status | {"figures": figures, "closing": self._closing})
+
+    def _table(self) -> str:
+        return standing.table(self._ledger, self._roster, self._now)
+
+    def _check_stall(self, what: str) -> None:
+        """A wait ends when nothing was admitted, generated, graded or taken for `stall_s`."""
+        since_s = max(self._asked.setdefault(what, self._now), self._moved_s)
+        if self._now - since_s > self._stall_s:
+            raise Stalled(f"{what} does not come: nothing has moved for {self._now - since_s:.0f} s\n{self._table()}")
+
+    def _segment_work(self, lease: Lease) -> SegmentWork:
+        tokens, _ = self._ledger.completion(lease.position)
+        prompt = self._ledger.prompt(lease.position.group).tokens
+        return SegmentWork(
+            position=lease.position,
+            input_tokens=np.concatenate([prompt, tokens]),
+            max_new_tokens=lease.max_new_tokens,
+        )
+
+    def _grading_work(self, lease: Lease) -> GradingWork:
+        prompt = self._ledger.prompt(lease.position.group)
+        tokens, finish = self._ledger.completion(lease.position)
+        return GradingWork(
+            position=lease.position,
+            prompt_id=prompt.id,
+            task=prompt.task,
+            prefill=prompt.prefill,
+            completion=self._decode_tokens(tokens),
+            finish=finish or Finish.CUT,
+        )
