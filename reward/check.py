@@ -3,8 +3,8 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number an id
 
-A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (with the prefill or going on from it). Ends with 0 if
-everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
+A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (with the prefill or going on from it). Ends with
+0 if everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
 """
 
 import argparse

@@ -6,23 +6,29 @@ comes back as data and is compared here. So nothing that the code does in its pr
 `grade` raises `SandboxError` where the sandbox fails, which is no verdict; whatever the completion does is a verdict.
 """
 
-import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from reward import codec
+from reward.asserts import AssertsGrader
 from reward.compare import same_output
 from reward.extract import Extracted, extract
-from reward.sandbox import OUTPUT_BYTES, Allowance, End, Ending, Job, Limits, Sandbox, SandboxError, SandboxUnavailable
-from reward.task import CallsTask, CallTest, StdioTask, StdioTest, Task
-
-INFRASTRUCTURE_RETRIES = 1
-"""Runs that the host spoilt are tried again so often. It is little, because a job can look spoilt on purpose (by sleeping):
-after it, the completion fails like any other."""
-
-MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests would fail for what the others used
+from reward.sandbox import OUTPUT_BYTES, Allowance, End, Ending, Job, Sandbox, SandboxError
+from reward.task import AssertsTask, CallsTask, CallTest, StdioTask, StdioTest, Task
+from reward.usage import (
+    INFRASTRUCTURE_RETRIES,
+    MIN_CPU_S,
+    Spoilt,
+    Usage,
+    bad_end,
+    json_object,
+    left,
+    limits,
+    program,
+    retry_or_raise,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +46,6 @@ class Verdict:
     timed_out: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
-class Usage:
-    """What one completion has used so far, over all of its jobs."""
-
-    cpu_s: float = 0.0
-    retries: int = 0
-    timed_out: bool = False
-    reasons: list[str] = field(default_factory=list)
-
-    def fail(self, reason: str) -> bool:
-        self.reasons.append(reason)
-        return False
-
-
-class Spoilt(Exception):
-    """The host, not the code, may have decided how a run ended."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def grade(task: Task, completion_text: str, *, prefill: str = "", sandbox: Sandbox) -> Verdict:
     """Grades one completion. Raises SandboxError only where the sandbox itself fails again and again."""
     began_s = time.monotonic()
@@ -74,6 +58,8 @@ def grade(task: Task, completion_text: str, *, prefill: str = "", sandbox: Sandb
         passed = _grade_stdio(task, extracted, sandbox, usage)
     elif isinstance(task, CallsTask):
         passed = _CallsGrader(task, extracted, sandbox, usage).run()
+    elif isinstance(task, AssertsTask):
+        passed = AssertsGrader(task, extracted, sandbox, usage).run()
     else:
         raise TypeError(f"no grader for {type(task).__name__}")
     return _verdict(task, passed, usage, time.monotonic() - began_s)
@@ -96,18 +82,6 @@ def _verdict(task: Task, passed: int, usage: Usage, wall_s: float) -> Verdict:
     )
 
 
-def _limits(task: Task, usage: Usage) -> Limits:
-    return Limits(cpu_s=_left(task, usage), memory_bytes=task.memory_limit_mb << 20)
-
-
-def _left(task: Task, usage: Usage) -> float:
-    return max(MIN_CPU_S, task.cpu_limit_s - usage.cpu_s)
-
-
-def _program(task: Task, extracted: Extracted, kind: str, **more: str) -> dict[str, Any]:
-    return {"kind": kind, "setup": task.setup, "code": extracted.code, "trim": extracted.open_ended, **more}
-
-
 # --- stdio: one job a test ---------------------------------------------------------------------------------------------
 
 
@@ -128,20 +102,20 @@ def _grade_stdio(task: StdioTask, extracted: Extracted, sandbox: Sandbox, usage:
 def _passes_stdio(task: StdioTask, test: StdioTest, index: int, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> bool:
     stdin = test.input.encode("utf-8", "surrogatepass")
     while True:
-        allowance = Allowance(cpu_s=min(task.test_cpu_limit_s, _left(task, usage)))
-        job = sandbox.start(_limits(task, usage), stdin=stdin)
+        allowance = Allowance(cpu_s=min(task.test_cpu_limit_s, left(task, usage)))
+        job = sandbox.start(limits(task, usage), stdin=stdin)
         try:
-            job.send(_program(task, extracted, "stdio"))
+            job.send(program(task, extracted, "stdio"))
             end = job.wait_end(allowance)
         except SandboxError as error:
-            _retry_or_raise(error, usage)
+            retry_or_raise(error, usage)
             continue
         usage.cpu_s += end.cpu_s
         if end.ending in (Ending.ASLEEP, Ending.STARVED) and usage.retries < INFRASTRUCTURE_RETRIES:
             usage.retries += 1
             continue
         break
-    if reason := _bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
+    if reason := bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
         return usage.fail(f"test {index}: {reason}")
     output = end.output.decode("utf-8", "replace")
     if not same_output(output, test.output, task.tolerance):
@@ -171,7 +145,7 @@ class _CallsGrader:
         self.task = task
         self.sandbox = sandbox
         self.usage = usage
-        self.program = _program(task, extracted, "calls", entry_point=task.entry_point)
+        self.program = program(task, extracted, "calls", entry_point=task.entry_point)
         self.job: Job | None = None
         self.broken = False  # the code does not even load: no test can pass
 
@@ -198,7 +172,7 @@ class _CallsGrader:
                 self.usage.retries += 1
             except SandboxError as error:
                 self.job = None
-                _retry_or_raise(error, self.usage)
+                retry_or_raise(error, self.usage)
 
     def _passes(self, index: int, test: CallTest) -> bool:
         used_s = self.usage.cpu_s + (self.job.cpu_s() if self.job is not None else 0.0)
@@ -226,7 +200,7 @@ class _CallsGrader:
 
     def _load(self) -> str:
         """Starts a job and loads the code in it; why that failed, or nothing."""
-        self.job = self.sandbox.start(_limits(self.task, self.usage))
+        self.job = self.sandbox.start(limits(self.task, self.usage))
         self.job.send(self.program)
         answer = self._wait(answer_bytes=OUTPUT_BYTES)
         if isinstance(answer, str):
@@ -238,14 +212,14 @@ class _CallsGrader:
         if self.job is None:
             return "there is no job"
         allowance = Allowance(
-            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, _left(self.task, self.usage) - self.job.cpu_s())),
+            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - self.job.cpu_s())),
             answer_bytes=answer_bytes,
         )
         frame = self.job.wait_frame(allowance)
         if isinstance(frame, End):
             self.job = None
             self.usage.cpu_s += frame.cpu_s
-            reason = _bad_end(frame, allowance, self.usage) or "the program ended itself"
+            reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
             if frame.ending in (Ending.ASLEEP, Ending.STARVED):
                 raise Spoilt(reason)
             return reason
@@ -260,38 +234,3 @@ class _CallsGrader:
             job, self.job = self.job, None
             with suppress(SandboxError):  # what it returned is already judged
                 self.usage.cpu_s += job.stop().cpu_s
-
-
-def json_object(frame: bytes) -> dict[str, Any]:
-    """A frame of the job as an object, its values still in their JSON form."""
-    try:
-        message = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise codec.CodecError(f"not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise codec.CodecError("not an object")
-    return message
-
-
-def _bad_end(end: End, allowance: Allowance, usage: Usage) -> str:
-    """Why a job that ended so cannot have passed; nothing for a normal end."""
-    if end.ending is Ending.CPU:
-        usage.timed_out = True
-        return f"used more than {allowance.cpu_s:.3g} CPU-seconds"
-    if end.ending is Ending.ASLEEP:
-        usage.timed_out = True
-        return f"not done after {end.wall_s:.3g} s, of which it ran {end.cpu_s:.2g} s"
-    if end.ending is Ending.STARVED:
-        usage.timed_out = True
-        return f"the host gave it {end.cpu_s:.2g} CPU-seconds in {end.wall_s:.3g} s"
-    if end.ending is Ending.FLOOD:
-        return f"wrote more than {OUTPUT_BYTES} bytes"
-    if end.status < 0:
-        return f"died of signal {-end.status}"
-    return ""
-
-
-def _retry_or_raise(error: SandboxError, usage: Usage) -> None:
-    if isinstance(error, SandboxUnavailable) or usage.retries >= INFRASTRUCTURE_RETRIES:
-        raise error
-    usage.retries += 1

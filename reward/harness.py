@@ -3,8 +3,9 @@
 Nothing here is trusted by the judge. A candidate can read and rewrite all of it; what it cannot do is learn the expected
 values, because they are not here. So the judge takes only data from the channel, and compares it outside.
 
-The channel carries frames (4 bytes of length, then JSON). Towards the job: first the program, then, for `calls`, one call
-at a time. From the job: {"ok": value} or {"error": text} for the program and for each call.
+The channel carries frames (4 bytes of length, then JSON). Towards the job: first the program, whose `kind` says what runs it
+(`stdio` and `calls` here, the two halves of `asserts` in `serve` and `tester`), then, for `calls`, one call at a time. From the
+job: {"ok": value} or {"error": text} for the program and for each call.
 """
 
 import _sitebuiltins
@@ -21,17 +22,21 @@ import struct
 import sys
 import threading
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from reward import codec
 
 CHANNEL_FD = 3
-SOLUTION = "solution.py"
+SOLUTION, TESTS = "solution.py", "tests.py"
 _ERROR_CHARS = 300
 
 _read, _write, _exit = os.read, os.write, os._exit
 _dumps, _loads = json.dumps, json.loads
+
+
+def leave(status: int) -> NoReturn:
+    _exit(status)
 
 
 class ChannelClosed(Exception):
@@ -50,33 +55,30 @@ def write_frame(message: dict[str, Any]) -> None:
         view = view[_write(CHANNEL_FD, view) :]
 
 
-def run() -> None:
+def run(runners: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     """Serves one job, from its first frame to the end of the process."""
     _fresh_interpreter()
     program = read_frame()
-    if program["kind"] == "stdio":
-        _run_script(program)
-    else:
-        _serve_calls(program)
+    runners[program["kind"]](program)
 
 
-def _run_script(program: dict[str, Any]) -> None:
-    module = _module("__main__")
-    error = _guard(lambda: _execute(program, module), exit_is_fine=True)
-    error = _guard(lambda: _finish(module)) or error
+def run_script(program: dict[str, Any]) -> None:
+    module = new_module("__main__")
+    error = guard(lambda: execute(program, module), exit_is_fine=True)
+    error = guard(lambda: _finish(module)) or error
     write_frame({"error": error} if error else {"ok": None})
     _exit(0)
 
 
-def _serve_calls(program: dict[str, Any]) -> None:
-    module = _module("solution")
+def serve_calls(program: dict[str, Any]) -> None:
+    module = new_module("solution")
     function: list[Callable[..., object]] = []
 
     def load() -> None:
-        _execute(program, module)
+        execute(program, module)
         function.append(_entry_point(module, program["entry_point"]))
 
-    error = _guard(load)
+    error = guard(load)
     write_frame({"error": error} if error else {"ok": None})
     while not error:
         arguments = read_frame()
@@ -96,11 +98,11 @@ def _call(function: Callable[..., object], arguments: dict[str, Any]) -> dict[st
             result = asyncio.run(result)
         answer["ok"] = codec.encode(result)
 
-    error = _guard(call)
+    error = guard(call)
     return {"error": error} if error else answer
 
 
-def _execute(program: dict[str, Any], module: types.ModuleType) -> None:
+def execute(program: dict[str, Any], module: types.ModuleType) -> None:
     if program["setup"]:
         exec(compile(program["setup"], "setup.py", "exec"), module.__dict__)
     code = _compile(program["code"], trim=program["trim"])
@@ -140,7 +142,7 @@ def _entry_point(module: types.ModuleType, name: str) -> Callable[..., object]:
     return function
 
 
-def _guard(action: Callable[[], None], *, exit_is_fine: bool = False) -> str:
+def guard(action: Callable[[], None], *, exit_is_fine: bool = False) -> str:
     """Runs `action`; the empty string, or what it raised in one line."""
     try:
         action()
@@ -149,11 +151,11 @@ def _guard(action: Callable[[], None], *, exit_is_fine: bool = False) -> str:
     except ChannelClosed:
         _exit(0)
     except BaseException as error:  # noqa: BLE001 - whatever the candidate raises is an answer, not a fault of ours
-        return _describe(error)
+        return describe(error)
     return ""
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 - a hostile __str__
@@ -161,7 +163,7 @@ def _describe(error: BaseException) -> str:
     line = 0
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == SOLUTION:
+        if trace.tb_frame.f_code.co_filename in (SOLUTION, TESTS):
             line = trace.tb_lineno
         trace = trace.tb_next
     return (text[:_ERROR_CHARS] + (f" (line {line})" if line else "")).encode("ascii", "backslashreplace").decode()
@@ -200,7 +202,7 @@ def _fresh_interpreter() -> None:
     random.seed(0)  # the same completion gets the same verdict
 
 
-def _module(name: str) -> types.ModuleType:
+def new_module(name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__dict__["__file__"] = SOLUTION
     module.__dict__["__builtins__"] = builtins

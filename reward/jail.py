@@ -30,13 +30,14 @@ from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from reward import harness, linux, seccomp
+from reward import harness, linux, seccomp, serve, tester
 
 del sys.path[0]
 
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
 DEVICES = ("null", "zero", "full", "random", "urandom")
 MESSAGE_BYTES = 1 << 16
+RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "serve": serve.run, "tests": tester.run}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
 
 
@@ -227,7 +228,7 @@ def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: in
             harness.write_frame({"unconfined": str(error)})
             os._exit(1)
         harness.write_frame({"confined": True})
-        harness.run()
+        harness.run(RUNNERS)
     except harness.ChannelClosed:
         os._exit(0)
     finally:

@@ -46,7 +46,7 @@ PRELOAD = (
     "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "gc",
     "hashlib", "heapq", "inspect", "io", "itertools", "json", "linecache", "lzma", "math", "numbers", "operator", "queue",
     "random", "re", "sqlite3", "statistics", "string", "struct", "textwrap", "threading", "time", "traceback", "types",
-    "typing", "unicodedata", "uuid", "zlib", "encodings.idna", "encodings.ascii", "encodings.latin_1",
+    "typing", "unicodedata", "unittest", "uuid", "zlib", "encodings.idna", "encodings.ascii", "encodings.latin_1",
 )  # fmt: skip
 
 
@@ -302,7 +302,9 @@ class Job:
 
     def send(self, message: dict[str, Any]) -> None:
         """Queues one frame; it is written while something is waited for."""
-        data = json.dumps(message, separators=(",", ":")).encode("ascii")
+        self.send_frame(json.dumps(message, separators=(",", ":")).encode("ascii"))
+
+    def send_frame(self, data: bytes) -> None:
         self._outgoing += struct.pack("<I", len(data)) + data
 
     def wait_frame(self, allowance: Allowance) -> bytes | End:

@@ -2,12 +2,14 @@
 
     {"kind": "calls", "entry_point": "f", "tests": [{"args": [2], "expected": 4}]}
     {"kind": "stdio", "tests": [{"input": "2\\n", "output": "4\\n"}], "tolerance": 1e-6}
+    {"kind": "asserts", "entry_point": "f", "tests": ["assert f(2) == 4", "def check(candidate): …"]}
 
-Fields of both: `setup` (code that runs before the candidate's: imports, helpers of the prompt), `cpu_limit_s` (of the whole
+Fields of all: `setup` (code that runs before the candidate's: imports, helpers of the prompt), `cpu_limit_s` (of the whole
 completion), `test_cpu_limit_s` (of one test), `memory_limit_mb`, `credit` ("all" | "fraction"), `tolerance`. Values in `args`,
 `kwargs` and `expected` are plain data in the JSON form of `reward.codec`.
 """
 
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Any
 from reward import codec
 
 CREDITS = ("all", "fraction")
-KINDS = ("calls", "stdio")
+KINDS = ("calls", "stdio", "asserts")
 
 
 class TaskError(ValueError):
@@ -74,11 +76,28 @@ class StdioTask(Task):
     tests: tuple[StdioTest, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Some test code that passes as a whole or not. `inline`: it asserts outside of any function."""
+
+    code: str
+    inline: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssertsTask(Task):
+    """Test code that runs in a jail of its own, against proxies of what the candidate defines."""
+
+    entry_point: str  # what `check(candidate)` gets; may be empty where no test has a `check`
+    tests: tuple[Unit, ...]
+    named: tuple[str, ...]  # every name that the tests use: classes among them are the candidate's interface
+
+
 _SHARED = frozenset(("kind", "tests", "setup", "cpu_limit_s", "test_cpu_limit_s", "memory_limit_mb", "credit", "tolerance"))
-_FIELDS = {"calls": _SHARED | {"entry_point"}, "stdio": _SHARED}
+_FIELDS = {"calls": _SHARED | {"entry_point"}, "stdio": _SHARED, "asserts": _SHARED - {"tolerance"} | {"entry_point"}}
 
 
-def parse_task(data: Mapping[str, Any], *, defaults: Defaults = Defaults()) -> CallsTask | StdioTask:
+def parse_task(data: Mapping[str, Any], *, defaults: Defaults = Defaults()) -> CallsTask | StdioTask | AssertsTask:
     """The task that `data` describes. Raises TaskError."""
     if not isinstance(data, Mapping):
         raise TaskError(f"task: must be an object, got {type(data).__name__}")
@@ -93,6 +112,11 @@ def parse_task(data: Mapping[str, Any], *, defaults: Defaults = Defaults()) -> C
         raise TaskError("task.tests: must be a list of at least one test: a problem without tests cannot be graded")
     if kind == "stdio":
         return StdioTask(tests=tuple(_stdio_test(test, i) for i, test in enumerate(tests)), **shared)
+    if kind == "asserts":
+        units = tuple(_unit(test, i) for i, test in enumerate(tests))
+        entry_point = _entry_point(data["entry_point"]) if data.get("entry_point") else ""
+        named = {word for unit in units for word in _words(unit.code)}
+        return AssertsTask(entry_point=entry_point, tests=units, named=tuple(sorted(named)), **shared)
     return CallsTask(
         entry_point=_entry_point(data.get("entry_point")),
         tests=tuple(_call_test(test, i) for i, test in enumerate(tests)),
@@ -151,6 +175,38 @@ def _stdio_test(test: object, index: int) -> StdioTest:
         if not isinstance(value, str):
             raise TaskError(f"{where}.{name}: must be a string, got {type(value).__name__}")
     return StdioTest(input=fields["input"], output=fields["output"])
+
+
+def _unit(test: object, index: int) -> Unit:
+    where = f"task.tests[{index}]"
+    if not isinstance(test, str):
+        raise TaskError(f"{where}: must be a string of Python code, got {type(test).__name__}")
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"{where}: not Python: {error}") from None
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    inline = any(_asserts(node) for node in tree.body if not isinstance(node, definitions))
+    if not inline and not any(isinstance(node, definitions) for node in tree.body):
+        raise TaskError(f"{where}: tests nothing: it has no assert, no test function and no TestCase")
+    return Unit(code=test, inline=inline)
+
+
+def _asserts(statement: ast.stmt) -> bool:
+    """Whether it holds an `assert` or a `with pytest.raises(…)`."""
+    return any(
+        isinstance(node, ast.Assert) or (isinstance(node, ast.Attribute | ast.Name) and _name(node) == "raises")
+        for node in ast.walk(statement)
+    )
+
+
+def _name(node: ast.Attribute | ast.Name) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def _words(unit: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(unit)))
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
 
 
 def _object(test: object, where: str, *, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""The little of pytest that test code of problems uses: `raises`, `approx`, `mark.parametrize`, `fail`. Pytest itself stays out
+of the jail: importing it costs more than most tests."""
+
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+_PARAMETERS = "kestrel_parameters"
+
+
+class raises:
+    def __init__(self, expected: type[BaseException] | tuple[type[BaseException], ...], *, match: str | None = None) -> None:
+        self.expected = expected
+        self.match = match
+        self.value: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if kind is None or error is None:
+            raise AssertionError(f"did not raise {self.expected}")
+        if not issubclass(kind, self.expected):
+            return False
+        if self.match is not None and not re.search(self.match, str(error)):
+            raise AssertionError(f"{error} does not match {self.match!r}")
+        self.value = error
+        return True
+
+
+class approx:
+    """A number, or a list, tuple or dict of numbers, that equals what is near."""
+
+    def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
+        self.expected, self.rel, self.abs = expected, rel, abs
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(self.expected, dict):
+            same = isinstance(other, dict) and other.keys() == self.expected.keys()
+            return same and all(self._near(other[key], value) for key, value in self.expected.items())  # type: ignore[index]
+        if isinstance(self.expected, list | tuple):
+            same = isinstance(other, list | tuple) and len(other) == len(self.expected)
+            return same and all(map(self._near, other, self.expected))  # type: ignore[call-overload]
+        return self._near(other, self.expected)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _near(self, other: object, expected: Any) -> bool:
+        if type(other) not in (int, float) or not isinstance(expected, int | float):
+            return bool(other == expected)
+        return math.isclose(other, expected, rel_tol=self.rel, abs_tol=self.abs)  # type: ignore[arg-type]
+
+
+def parametrize(names: str | list[str], values: list[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        rows = [dict(zip(keys, value if len(keys) > 1 else (value,), strict=True)) for value in values]
+        function.__dict__.setdefault(_PARAMETERS, []).append(rows)
+        return function
+
+    return mark
+
+
+def cases(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """The arguments of each call that a test function is good for."""
+    found: list[dict[str, Any]] = [{}]
+    for rows in function.__dict__.get(_PARAMETERS, []):
+        found = [{**one, **row} for one in found for row in rows]
+    yield from found
+
+
+def fail(reason: str = "") -> None:
+    raise AssertionError(reason)
+
+
+def offer() -> None:
+    """Makes `import pytest` find this."""
+    module = types.ModuleType("pytest")
+    module.__dict__.update(raises=raises, approx=approx, fail=fail, mark=types.SimpleNamespace(parametrize=parametrize))
+    sys.modules["pytest"] = module
