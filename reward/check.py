@@ -3,7 +3,7 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number an id
 
-A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (with the prefill or going on from it). Ends with
+A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (a whole program). Ends with
 0 if everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
 """
 
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,7 @@ def _own_solutions(problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
     for problem in problems.values():
         if problem.solution is not None:
-            whole = f"```python\n{problem.solution}\n```"
-            yield problem, problem.solution.removeprefix(problem.prefill) if problem.prefill else whole
+            yield replace(problem, prefill=""), f"```python\n{problem.solution}\n```"
 
 
 def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:

@@ -25,6 +25,7 @@ class Extracted:
 class Block:
     tag: str
     code: str
+    closed: bool = True
 
 
 def extract(completion: str, *, prefill: str = "") -> Extracted:
@@ -57,7 +58,7 @@ def blocks(text: str) -> list[Block]:
         elif fence:
             lines.append(_outdent(line, indent))
     if fence:
-        found.append(Block(tag=tag, code=_code(lines)))
+        found.append(Block(tag=tag, code=_code(lines), closed=False))
     return found
 
 
@@ -82,7 +83,8 @@ def _from_prefill(completion: str, prefill: str) -> Extracted:
     opened = blocks(prefill)
     if opened:
         inside = blocks(prefill + completion)
-        return Extracted(code=inside[len(opened) - 1].code)
+        block = inside[len(opened) - 1]
+        return Extracted(code=block.code, open_ended=not block.closed)
     lines = completion.split("\n")
     border = next((i for i, line in enumerate(lines) if _fence(line)), None)
     if border is None:

@@ -9,7 +9,7 @@ import pytest
 from reward.check import CANNOT_READ, main
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
-PROBLEM: dict[str, Any] = {"id": "p", "prefill": "def f(x):\n", "task": SQUARE, "solution": "    return x * x\n"}
+PROBLEM: dict[str, Any] = {"id": "p", "prefill": "def f(x):\n", "task": SQUARE, "solution": "def f(x):\n    return x * x\n"}
 
 
 def write(path: Path, *lines: Any) -> str:
@@ -18,14 +18,13 @@ def write(path: Path, *lines: Any) -> str:
 
 
 def test_problems_whose_solutions_pass_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = {**PROBLEM, "id": "q", "prefill": "", "solution": "def f(x):\n    return x * x"}
-    both = {**PROBLEM, "id": "r", "solution": PROBLEM["prefill"] + PROBLEM["solution"]}
-    assert main([write(tmp_path / "p.jsonl", PROBLEM, whole, both), "--slots", "2"]) == 0
-    assert "3 (100.0%)" in capsys.readouterr().out
+    whole = {**PROBLEM, "id": "q", "prefill": "```python\ndef f(x):\n"}
+    assert main([write(tmp_path / "p.jsonl", PROBLEM, whole), "--slots", "2"]) == 0
+    assert "2 (100.0%)" in capsys.readouterr().out
 
 
 def test_a_solution_that_fails_is_named_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "bad", "solution": "    return x\n"})]) == 1
+    assert main([write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "bad", "solution": "def f(x):\n    return x\n"})]) == 1
     assert "bad: test 1: returned 5, expected 25" in capsys.readouterr().err
 
 
