@@ -1,0 +1,142 @@
+"""`python -m reward` against the real queue server: completions become a batch with rewards, through kills and restarts."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from conf.load import write_run
+from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
+from rollout.client import AsyncQueueClient, QueueClient, QueueTimeout
+from rollout.keys import RunKeys
+from rollout.types import Batch, Finish, Segment
+
+pytestmark = pytest.mark.slow
+
+GROUPS, COMPLETIONS = 2, 4
+SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
+ANSWERS = ("    return x * x", "    return x", "    import os\n    os._exit(0)", "    return x ** 2")
+REWARDS = [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run's folder with a tokenizer of bytes and one problem."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "model")
+    problem = {"id": "square", "prompt": "Square x.\n", "raw": True, "prefill": "def f(x):\n", "task": SQUARE}
+    (tmp_path / "train.jsonl").write_text(json.dumps(problem) + "\n")
+    config = RunConfig(
+        model=ModelConfig(path=str(tmp_path / "model")),
+        data=DataConfig(train=[str(tmp_path / "train.jsonl")]),
+        algo=AlgoConfig(groups_per_step=GROUPS, completions_per_group=COMPLETIONS, minibatches=1),
+        rollout=RolloutConfig(max_staleness=0, max_completion_tokens=100, segment_tokens=100, lease_s=2.0),
+        trainer=TrainerConfig(steps=1),
+        reward=RewardConfig(slots=2),
+    )
+    write_run(config, tmp_path / "run")
+    RunKeys.create(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def endpoint(run_dir: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    server = subprocess.Popen([sys.executable, "-m", "rollout.queue", "--run", str(run_dir), "--bind", address])
+    yield address
+    server.terminate()
+    server.wait(timeout=20)
+
+
+def start_judge(run_dir: Path, endpoint: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "reward", "--run", str(run_dir), "--queue", endpoint, "--name", "judge-0"])
+
+
+async def generate(run_dir: Path, endpoint: str) -> None:
+    """Stands in for the fleet: every trajectory of every group gets its answer."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(run_dir.parent / "model")
+    async with AsyncQueueClient(endpoint, RunKeys.load(run_dir), "engine-0", timeout_s=60) as queue:
+        await queue.register_engine("engine-0", "http://nowhere", 1, 0)
+        with QueueClient(endpoint, RunKeys.load(run_dir), "trainer", timeout_s=60) as trainer:
+            trainer.published(0, trainer.fleet())
+        done = 0
+        while done < GROUPS * COMPLETIONS:
+            for work in await queue.lease_segments("engine-0", 8, wait_s=5):
+                tokens = np.array(tokenizer.encode(ANSWERS[work.position.trajectory], add_special_tokens=False), np.int32)
+                segment = Segment(
+                    tokens=tokens,
+                    logprobs=np.zeros(len(tokens), np.float32),
+                    versions=np.zeros(len(tokens), np.int32),
+                    finish=Finish.STOP,
+                    engine="engine-0",
+                )
+                position = work.position
+                await queue.report_segment("engine-0", position.group, position.trajectory, position.offset, segment)
+                done += 1
+
+
+def take(run_dir: Path, endpoint: str) -> Batch:
+    deadline_s = time.monotonic() + 60
+    with QueueClient(endpoint, RunKeys.load(run_dir), "trainer", timeout_s=20) as trainer:
+        while time.monotonic() < deadline_s:
+            try:
+                found = trainer.take(0, wait_s=5)
+            except QueueTimeout:
+                continue
+            if isinstance(found, Batch):
+                return found
+    raise AssertionError("no batch within 60 s")
+
+
+def test_completions_become_a_graded_batch_and_the_judge_leaves_when_the_run_closes(run_dir: Path, endpoint: str) -> None:
+    asyncio.run(generate(run_dir, endpoint))
+    judge = start_judge(run_dir, endpoint)
+    try:
+        batch = take(run_dir, endpoint)
+        assert [group.rewards.tolist() for group in batch.groups] == [REWARDS] * GROUPS
+        with QueueClient(endpoint, RunKeys.load(run_dir), "launcher", timeout_s=20) as client:
+            client.stop()
+        assert judge.wait(timeout=20) == 0
+    finally:
+        judge.kill()
+        judge.wait()
+
+
+def test_a_judge_that_is_killed_loses_nothing(run_dir: Path, endpoint: str) -> None:
+    asyncio.run(generate(run_dir, endpoint))
+    first = start_judge(run_dir, endpoint)
+    time.sleep(1.5)
+    first.kill()
+    first.wait()
+    second = start_judge(run_dir, endpoint)
+    try:
+        assert [group.rewards.tolist() for group in take(run_dir, endpoint).groups] == [REWARDS] * GROUPS
+        os.kill(second.pid, signal.SIGTERM)
+        assert second.wait(timeout=20) == 0
+    finally:
+        second.kill()
+        second.wait()
+
+
+def test_a_run_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "reward", "--run", str(tmp_path), "--queue", "tcp://127.0.0.1:1"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "config.yaml" in done.stderr
