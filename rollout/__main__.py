@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from rollout.client import AsyncQueueClient, QueueError
-from rollout.engine import SGLANG, Engine, EngineSettings
+from rollout.engine import Engine, EngineSettings
 from rollout.keys import KeysError, RunKeys
 from rollout.worker import CannotStart, Worker, WorkerError
 
@@ -29,14 +29,15 @@ CANNOT_START = 2
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
 
 
-def main(argv: list[str] | None = None, launcher: tuple[str, ...] = SGLANG) -> int:
+def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:
+    """`launcher` stands in for SGLang's server, in tests."""
     arguments = read_arguments(argv)
     number = arguments.first_engine + int(os.environ.get("RANK", "0"))
     try:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
         log_to(arguments.run / "logs" / f"worker-{number}.log")
         settings = engine_settings(config, keys, arguments, number)
-        engine = Engine(replace(settings, launcher=launcher))
+        engine = Engine(replace(settings, launcher=launcher) if launcher else settings)
         asyncio.run(work(f"engine-{number}", config, engine, arguments.queue, keys))
     except (ConfigError, KeysError, WorkerError, QueueError) as error:
         logging.getLogger("rollout").error("engine-%d: %s", number, error)

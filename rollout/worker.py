@@ -1,6 +1,6 @@
 """A rollout worker: one engine, kept busy with leases.
 
-                   leases, cancel, closing             tokens, log-probs, versions
+               leases, cancel, condemned, closing      tokens, log-probs, versions
     queue server ─────────────────────────▶  worker  ◀───────────────────────────── engine ◀── weights, from the trainer
                  ◀─────────────────────────          ─────────────────────────────▶
                   reports, heartbeats, epoch           token ids, aborts
@@ -8,12 +8,12 @@
     task         takes             gives                       waits for                     is woken by
     ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
     _keep_engine settings          an engine that serves,      the engine's end              the clock, `ended`
-                                   under a new epoch           (its process, its health)
+                                   under a new epoch           (process, health, verdict)
     _fill        free slots        a flight for each lease     an engine; a slot; the        `ready`; `landed`; the
                                                                server's long poll            server
     _fly         one lease         one acknowledged report     the engine; the server        the engine, `stop`,
                                                                                              `request_s`; the server
-    _keep_heard  leases in flight  `stop`, `closing`           a quarter of `lease_s`        the clock
+    _keep_heard  leases in flight  `stop`, `ended`, `closing`  a quarter of `lease_s`        the clock
     run          `closing`, or a   partial segments, the       the flights, DRAIN_S at       a heartbeat, a signal,
                  failed task       engine's end                most                          a failure
 
@@ -27,14 +27,13 @@ was given to an earlier epoch is never run by a later one, but handed back: an e
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,6 +55,7 @@ DRAIN_S = 5.0  # for all flights to come back and be reported when the worker en
 LEAVE_S = 1.5
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class WorkerError(RuntimeError):
@@ -105,7 +105,7 @@ class _Serving:
 
     client: EngineClient
     epoch: int
-    ended: asyncio.Event
+    ended: asyncio.Future[str]  # why it is no longer of use
 
 
 @dataclass(eq=False, slots=True)
@@ -188,19 +188,19 @@ class Worker:
         self.meter.engine_starts += 1
         log.info("%s is ready after %.1f s, process %s", self.name, time.monotonic() - began_s, self._engine.pid)
         async with self._engine.client() as client:
-            serving = _Serving(client, epoch, asyncio.Event())
+            serving = _Serving(client, epoch, asyncio.get_running_loop().create_future())
             settings = self._engine.settings
             await self._queue.register_engine(self.name, settings.url, settings.tp, epoch)
             self._serving = serving
             self._ready.set()
             why = await self._end_of(serving)
-            self._give_up(serving)
+            self._give_up(serving, why)
             log.error("%s %s; the end of its log:\n%s", self.name, why, self._engine.log_tail(10))
             self._engine.stop()
 
-    def _give_up(self, serving: _Serving) -> None:
+    def _give_up(self, serving: _Serving, why: str) -> None:
         """Nothing more is leased for this start of the engine, and `_end_of` is woken."""
-        serving.ended.set()
+        _set(serving.ended, why)
         if self._serving is serving:
             self._serving = None
             self._ready.clear()
@@ -209,15 +209,13 @@ class Worker:
         """Why the engine is no longer of use."""
         healthy_s = time.monotonic()
         while self._engine.alive():
-            if serving.ended.is_set():
-                return "failed a request"
+            if serving.ended.done():
+                return serving.ended.result()
             if await serving.client.healthy(deadline_s=HEALTH_S):
                 healthy_s = time.monotonic()
             elif time.monotonic() - healthy_s > self._stuck_s:
                 return f"did nothing for {self._stuck_s:.0f} s, longer than any push may take"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_S):
-                    await serving.ended.wait()
+            await asyncio.wait([serving.ended], timeout=WATCH_S)
         return "died"
 
     # Leases
@@ -292,7 +290,7 @@ class Worker:
             if isinstance(error, EngineCallError) and error.reason == "HTTP 400":
                 raise PromptRefused(str(error)) from error
             log.warning("request %s at %s failed: %s", flight.rid, flight.work.position, error)
-            self._give_up(flight.serving)
+            self._give_up(flight.serving, f"failed a request ({error})")
             return self._nothing()
         finally:
             self.meter.request_ended(tokens)
@@ -349,10 +347,13 @@ class Worker:
 
     async def _keep_heard(self) -> None:
         while True:
-            answer = await self._queue.heartbeat(self.name, "worker", list(self._flights))
+            serving = self._serving
+            answer = await self._queue.heartbeat(self.name, "worker", list(self._flights), self.meter.sums())
             for position in answer.cancel:
                 if position in self._flights:
-                    _set(self._flights[position].stop)
+                    _set(self._flights[position].stop, None)
+            if answer.condemned and serving is not None:
+                self._give_up(serving, f"could not be pushed to ({answer.condemned})")
             if answer.closing:
                 self._closing.set()
             await asyncio.sleep(self._config.lease_s / 4)
@@ -361,7 +362,7 @@ class Worker:
         """Cuts all requests, and waits until they are reported."""
         log.info("%s ends: %d requests in flight", self.name, len(self._flights))
         for flight in self._flights.values():
-            _set(flight.stop)
+            _set(flight.stop, None)
         if self._flying:
             _, late = await asyncio.wait(self._flying, timeout=DRAIN_S)
             if late:
@@ -375,6 +376,6 @@ class Worker:
             log.warning("%s leaves without a word: %r", self.name, error)
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _set(future: asyncio.Future[T], value: T) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(value)
