@@ -100,9 +100,7 @@ class PackedAttention(torch.nn.Module):
     def __init__(self, config: Any, layer_number: int, *, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
         if config.context_parallel_size > 1:
-            raise NotImplementedError(
-                f"layout.cp = {config.context_parallel_size} needs Transformer Engine; set it to 1"
-            )
+            raise NotImplementedError(f"layout.cp = {config.context_parallel_size} needs Transformer Engine; set it to 1")
         self.softmax_scale = softmax_scale
         self.window = config.window_size[0] + 1 if config.window_size else sys.maxsize
 

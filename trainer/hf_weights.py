@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.families import Cut, Placement, placements, segments
-from trainer.model import bare, parameter_of
+from trainer.model import bare, gather_parameters, parameter_of
 from trainer.parallel import Mesh
 from trainer.spec import Layout, ModelError, ModelSpec
 
@@ -149,6 +149,7 @@ def save(
 
     The folder appears under its name only when it is complete; one that is there already is replaced.
     """
+    gather_parameters(chunks)
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
     dtype = next(bare(chunks[0]).parameters()).dtype

@@ -95,9 +95,7 @@ class ModelSpec:
             if size % layout.tp:
                 raise ModelError(f"layout.tp = {layout.tp} does not divide the model's {size} {what}")
         if self.kv_heads % layout.tp and layout.tp % self.kv_heads:
-            raise ModelError(
-                f"layout.tp = {layout.tp} does not divide the model's {self.kv_heads} key-value heads"
-            )
+            raise ModelError(f"layout.tp = {layout.tp} does not divide the model's {self.kv_heads} key-value heads")
         if self.layers % (layout.pp * layout.vpp):
             raise ModelError(
                 f"layout.pp x layout.vpp = {layout.pp} x {layout.vpp} does not divide the model's {self.layers} layers"
