@@ -100,7 +100,8 @@ def hf_tensors(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -
     """Yields the Hugging Face tensors of this rank's stage, one by one, in the order of `hf_manifest`.
 
     All tensor-parallel ranks of the stage with data-parallel rank 0 iterate in lock-step; only the weight source gets
-    values, the others get None. A tied embedding is yielded once, by the first stage.
+    values, the others get None. A tied embedding is yielded once, by the first stage. After training with overlapped
+    gathers call `model.gather_parameters` on every rank first.
     """
     if not mesh.is_weight_replica_zero:
         raise RuntimeError(f"rank {mesh.rank} is not in the tensor-parallel group that exports its stage")
