@@ -5,7 +5,7 @@ kills the group, and the kernel kills the server when its parent dies, which end
 without reading weights (`load_format="dummy"`) and gets its first ones from the trainer; until then it says version
 `UNPUSHED`.
 
-On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does not need there.
+On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does not need there, and its processes are forked.
 """
 
 import asyncio
@@ -26,9 +26,10 @@ from pathlib import Path
 
 from rollout.engine_client import UNPUSHED, EngineClient, EngineError
 
-SGLANG = ("-m", "sglang.launch_server")
 HERE = Path(__file__).resolve().parent
 CPU_STAND_INS = HERE / "cpu_engine"
+SGLANG = ("-m", "sglang.launch_server")
+SGLANG_FORKED = (str(CPU_STAND_INS / "forked_server.py"),)
 POLL_S = 0.2
 
 CPU_FLAGS = (
@@ -70,7 +71,7 @@ class EngineSettings:
     threads: int = 1  # of each process, on CPU
     extra_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
     python: str = sys.executable  # of the environment that holds sglang
-    launcher: tuple[str, ...] = SGLANG  # what `python` runs
+    launcher: tuple[str, ...] = ()  # what `python` runs; (): SGLang's server
 
     @property
     def url(self) -> str:
@@ -101,7 +102,8 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
         flags.append(f"--max-running-requests={settings.max_running_requests}")
     if settings.seed is not None:
         flags.append(f"--random-seed={settings.seed}")
-    return [settings.python, *settings.launcher, "--config", str(secrets_file), *flags, *settings.extra_args]
+    launcher = settings.launcher or (SGLANG_FORKED if settings.device == "cpu" else SGLANG)
+    return [settings.python, *launcher, "--config", str(secrets_file), *flags, *settings.extra_args]
 
 
 def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:

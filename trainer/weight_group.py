@@ -114,6 +114,8 @@ def expected_checksums(
     Tensors must have the engine's dtype. Of a tied model leave `lm_head.weight` out. The parts of a fused parameter
     may come apart, but all must come; the stages of a pipeline may each compute their own and join the dicts.
     `kv_heads`, the number of the whole model, is needed where `tp` exceeds it.
+
+    Not for an engine on CPU with tp > 1 whose MLP width is no multiple of 32 * tp: SGLang pads it there.
     """
     checksum = sha256_checksum if engine_device == "cpu" else cuda_checksum
     ranks: list[dict[str, str]] = [{} for _ in range(tp)]

@@ -1,4 +1,4 @@
-"""The engine as a process, with the fake server in SGLang's place; what only the real one shows is in test_engine_sglang."""
+"""The engine as a process, with the fake server in SGLang's place; what only the real one shows is in test_engine_push."""
 
 import asyncio
 import os
@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rollout.engine import Engine, EngineSettings, EngineStartError, environment
+from rollout.engine import Engine, EngineSettings, EngineStartError, command_line, environment
 from rollout.engine_client import UNPUSHED
 from tests.rollout.fake_engine import FAKE_LAUNCHER
 
@@ -204,6 +205,13 @@ def test_a_server_does_not_inherit_the_rendezvous_of_the_workers_torchrun(
     env = environment(settings(), tmp_path)
     assert not {name for name in env if name.startswith(("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_"))}
     assert env["MY_SETTING"] == "kept"
+
+
+def test_the_servers_processes_are_forked_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
+    on_cpu = command_line(replace(settings(), launcher=()), tmp_path / "secrets.yaml")
+    on_gpu = command_line(replace(settings(device="cuda"), launcher=()), tmp_path / "secrets.yaml")
+    assert on_cpu[1].endswith("forked_server.py")
+    assert on_gpu[1:3] == ["-m", "sglang.launch_server"]
 
 
 def test_stand_ins_are_on_the_path_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:

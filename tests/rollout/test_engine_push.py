@@ -19,7 +19,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollout.engine import Engine, EngineSettings
-from rollout.engine_client import UNPUSHED, EngineFleet, EngineTimeout, FleetError, Generated
+from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
 from trainer import weight_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -230,6 +230,42 @@ def test_each_token_of_a_completion_that_spans_a_push_carries_the_version_that_s
         new_tokens, new_logprobs = greedy(after, PROMPT + old_tokens, count - cut)
         assert answer.tokens.tolist() == old_tokens + new_tokens
         assert np.abs(answer.logprobs - (old_logprobs + new_logprobs)).max() < 1e-4
+
+
+def test_abort_returns_what_was_sampled_and_a_stop_token_is_part_of_the_completion(
+    engines: list[Engine], fleet: EngineFleet
+) -> None:
+    made = model(seed=3)
+    push(fleet, named(made), version=3)
+    tokens, _ = greedy(made, PROMPT, 60)
+    stop = tokens[7]
+
+    async def generate(client: EngineClient, rid: str, stop_token_ids: list[int]) -> Generated:
+        return await client.generate(
+            PROMPT,
+            {"temperature": 0.0},
+            rid=rid,
+            max_new_tokens=400,
+            stop_token_ids=stop_token_ids,
+            deadline_s=CALL_S,
+        )
+
+    async def ask() -> tuple[Generated, Generated]:
+        async with engines[0].client() as client:
+            stopped = await generate(client, "stopped", [stop])
+            await client.slow_down(0.05)
+            aborted = asyncio.create_task(generate(client, "aborted", []))
+            await asyncio.sleep(0.6)
+            await client.abort("aborted")
+            await client.slow_down(None)
+            return stopped, await aborted
+
+    stopped, aborted = asyncio.run(ask())
+    assert stopped.finish == "stop"
+    assert stopped.tokens.tolist() == tokens[: tokens.index(stop) + 1]
+    assert aborted.finish == "abort"
+    assert 0 < len(aborted.tokens) < 60
+    assert aborted.tokens.tolist() == tokens[: len(aborted.tokens)]
 
 
 def test_two_stages_push_through_a_group_each(fleet: EngineFleet) -> None:
