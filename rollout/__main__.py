@@ -1,6 +1,6 @@
 """One rank of the rollout fleet: an SGLang server and the worker that keeps it busy.
 
-    torchrun --nnodes 1 --nproc-per-node N -m rollout --run outputs/x --queue tcp://host:port --engine-port 30000
+    torchrun --nproc-per-node N -m -- rollout --run outputs/x --queue tcp://host:port --engine-port 20000
 
 Each rank takes `rollout.engine_tp` of the visible GPUs and PORTS_PER_ENGINE ports. It ends with 0 when the run is over
 or on SIGTERM, with 1 when it cannot go on, with CANNOT_START when trying again would not help: the reason is on standard
