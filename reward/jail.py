@@ -24,6 +24,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Source:
     path: str
     fd: int
     is_folder: bool
+    is_device: bool
     flags: int
 
 
@@ -119,7 +121,8 @@ def _become_zygote(settings: dict[str, Any], ids: list[int]) -> int:
 
 def _open_source(path: str) -> Source:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    return Source(path=path, fd=fd, is_folder=os.path.isdir(path), flags=linux.locked_mount_flags(os.fstatvfs(fd).f_flag))
+    mode, flags = os.fstat(fd).st_mode, linux.locked_mount_flags(os.fstatvfs(fd).f_flag)
+    return Source(path=path, fd=fd, is_folder=stat.S_ISDIR(mode), is_device=stat.S_ISCHR(mode), flags=flags)
 
 
 def _build_root(sources: list[Source], hidden: list[str]) -> None:
@@ -132,9 +135,8 @@ def _build_root(sources: list[Source], hidden: list[str]) -> None:
         if not source.is_folder:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND)
-        read_only = linux.MS_RDONLY if source.is_folder else 0
-        no_devices = linux.MS_NODEV if source.is_folder else 0
-        flags = source.flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_NOSUID | read_only | no_devices
+        closed = 0 if source.is_device else linux.MS_RDONLY | linux.MS_NODEV
+        flags = source.flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_NOSUID | closed
         linux.mount("none", target, None, flags)
         for name in hidden:
             if source.is_folder and os.path.isdir(folder := os.path.join(target, name)):
@@ -219,7 +221,7 @@ class Zygote:
 def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
     """The job's life after the fork: confine, say so, run. Never returns."""
     try:
-        for target, fd in enumerate(fds):  # stdin, stdout, channel arrive above 3: the zygote keeps 0-3 occupied
+        for target, fd in enumerate(fds):  # stdin, stdout, channel; 0 to 2 are taken, so none is overwritten before its turn
             os.dup2(fd, target if target < 2 else harness.CHANNEL_FD)
         os.closerange(harness.CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
         try:

@@ -148,6 +148,16 @@ def test_offered_packages_can_be_imported_and_others_cannot() -> None:
         assert run("import pytest\nprint(1)", fresh).output == b""
 
 
+def test_what_is_offered_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "single.py").write_text("answer = 1\n")
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Sandbox(Settings(packages=("single",))) as fresh:
+        code = "import single\nprint(single.answer)\nopen(single.__file__, 'w').write('answer = 2')\nprint('BREACH')"
+        assert run(code, fresh).output == b"1\n"
+    assert (tmp_path / "single.py").read_text() == "answer = 1\n"
+
+
 def test_a_package_that_is_not_installed_is_refused() -> None:
     with pytest.raises(SandboxUnavailable, match="nonesuch"), Sandbox(Settings(packages=("nonesuch",))):
         pass
