@@ -11,6 +11,7 @@ On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does n
 import asyncio
 import contextlib
 import getpass
+import glob
 import json
 import os
 import shutil
@@ -31,6 +32,8 @@ CPU_STAND_INS = HERE / "cpu_engine"
 SGLANG = ("-m", "sglang.launch_server")
 SGLANG_FORKED = (str(CPU_STAND_INS / "forked_server.py"),)
 POLL_S = 0.2
+SCRATCH_PREFIX = f"engine-{socket.gethostname()[:20]}-"
+"""Of a server's temporary folder: its keys, and the sockets between its processes. The worker's process id follows."""
 
 CPU_FLAGS = (
     "--attention-backend=torch_native",
@@ -168,7 +171,8 @@ class Engine:
             raise RuntimeError(f"engine {self.url} already runs as process {self.pid}")
         self.stop()
         check(self.settings)
-        self._scratch = Path(tempfile.mkdtemp(prefix="engine-"))
+        remove_left_scratch()
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
         command = command_line(self.settings, self._write_secrets(self._scratch))
         wrapper = [sys.executable, "-I", "-S", str(HERE / "die_with_parent.py"), str(os.getpid())]
         self.settings.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +232,14 @@ class Engine:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+
+
+def remove_left_scratch() -> None:
+    """Removes the temporary folders of workers that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{glob.escape(SCRATCH_PREFIX)}*-*"):
+        worker = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if not Path("/proc", worker).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -1,11 +1,13 @@
 """The engine as a process, with the fake server in SGLang's place; what only the real one shows is in test_engine_push."""
 
 import asyncio
+import glob
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollout.engine import Engine, EngineSettings, EngineStartError, command_line, environment
+from rollout.engine import (
+    SCRATCH_PREFIX,
+    Engine,
+    EngineSettings,
+    EngineStartError,
+    command_line,
+    environment,
+    remove_left_scratch,
+)
 from rollout.engine_client import UNPUSHED
 from tests.rollout.fake_engine import FAKE_LAUNCHER
 
@@ -177,6 +187,10 @@ def test_the_server_dies_with_a_worker_that_is_killed(settings: Callable[..., En
         assert not gone(server)
         worker.kill()
     until(lambda: gone(server))
+    left = glob.glob(f"{tempfile.gettempdir()}/{SCRATCH_PREFIX}{worker.pid}-*")
+    assert left
+    remove_left_scratch()
+    assert not any(Path(folder).exists() for folder in left)
 
 
 def test_keys_reach_the_server_but_no_command_line_environment_or_repr(
