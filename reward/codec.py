@@ -20,6 +20,8 @@ MAX_DEPTH = 100
 _PLAIN_INT_BITS = 1024
 _TAGS = frozenset(("__tuple__", "__set__", "__frozenset__", "__bytes__", "__dict__", "__int__", "__float__", "__complex__"))
 
+_SCALAR_TAGS = frozenset(("__bytes__", "__int__", "__float__", "__complex__"))
+
 
 class CodecError(ValueError):
     """A value that is not plain data, or JSON that does not stand for any."""
@@ -92,27 +94,36 @@ def same(left: object, right: object, tolerance: float | None = None) -> bool:
 
     With a `tolerance` (relative and absolute), numbers may differ by so much, and an int may stand for a float.
     """
-    if tolerance is not None and _is_number(left) and _is_number(right):
-        return _close(left, right, tolerance)  # type: ignore[arg-type]
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, float) and isinstance(right, float):
-        return left == right or (math.isnan(left) and math.isnan(right))
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(same(a, b, tolerance) for a, b in zip(left, right, strict=True))
-    if isinstance(left, dict) and isinstance(right, dict):
-        if len(left) != len(right):
+    return matches(encode(left), right, tolerance)
+
+
+def matches(data: Any, expected: object, tolerance: float | None = None) -> bool:
+    """Whether `data`, in its JSON form and from hostile hands, stands for the same as `expected`.
+
+    It is compared as it came. Sets and dicts are never built of it: members with one hash would cost quadratic time.
+    """
+    if isinstance(expected, list):
+        return isinstance(data, list) and _all_match(data, expected, tolerance)
+    if isinstance(expected, tuple):
+        items = _body(data, "__tuple__")
+        return items is not None and _all_match(items, expected, tolerance)
+    if isinstance(expected, set | frozenset):
+        members = _body(data, "__set__" if isinstance(expected, set) else "__frozenset__")
+        if members is None or len(members) != len(expected):
             return False
-        others = {_canonical(key): item for key, item in right.items()}
-        return all((k := _canonical(key)) in others and same(item, others[k], tolerance) for key, item in left.items())
-    if isinstance(left, set | frozenset) and isinstance(right, set | frozenset):
-        return {_canonical(item) for item in left} == {_canonical(item) for item in right}
-    return left == right
+        return {_canonical(member) for member in members} == {_canonical(encode(member)) for member in expected}
+    if isinstance(expected, dict):
+        theirs = _items(data)
+        ours = [(_canonical(encode(key)), value) for key, value in expected.items()]
+        if theirs is None or len(theirs) != len(ours) or theirs.keys() != {key for key, _ in ours}:
+            return False
+        return all(matches(theirs[key], value, tolerance) for key, value in ours)
+    return _scalar_matches(data, expected, tolerance)
 
 
-def shorten(value: object, limit: int = 80) -> str:
-    """`value` in a few characters, for a message. Safe for any plain data, however big."""
-    text = dumps(value).decode("ascii")
+def shorten(data: Any, limit: int = 80) -> str:
+    """A value in its JSON form in a few characters, for a message."""
+    text = json.dumps(data)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -146,6 +157,38 @@ def _shape(value: object) -> object:
     return getattr(value, "shape", ())
 
 
+def _all_match(data: list[Any], expected: list[Any] | tuple[Any, ...], tolerance: float | None) -> bool:
+    return len(data) == len(expected) and all(matches(d, e, tolerance) for d, e in zip(data, expected, strict=True))
+
+
+def _body(data: Any, tag: str) -> list[Any] | None:
+    """The items under a tag, if that is what `data` is."""
+    body = data.get(tag) if isinstance(data, dict) and len(data) == 1 else None
+    return body if isinstance(body, list) else None
+
+
+def _items(data: Any) -> dict[bytes, Any] | None:
+    """The items of a dict in its JSON form, by canonical bytes of the keys, if that is what `data` is."""
+    if isinstance(data, dict) and (len(data) != 1 or next(iter(data)) not in _TAGS):
+        return {_canonical(key): value for key, value in data.items()}
+    pairs = _body(data, "__dict__")
+    if pairs is None or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return None
+    return {_canonical(key): value for key, value in pairs}
+
+
+def _scalar_matches(data: Any, expected: object, tolerance: float | None) -> bool:
+    if isinstance(data, dict):
+        if len(data) != 1 or next(iter(data)) not in _SCALAR_TAGS:
+            return False
+        data = decode(data)
+    if tolerance is not None and _is_number(data) and _is_number(expected):
+        return _close(data, expected, tolerance)  # type: ignore[arg-type]
+    if type(data) is not type(expected):
+        return False
+    return data == expected or encode(data) == encode(expected)  # the latter for NaN
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -157,10 +200,15 @@ def _close(left: float, right: float, tolerance: float) -> bool:
         return left == right
 
 
-def _canonical(item: object) -> bytes:
-    """Equal bytes for equal members of a set: nested frozensets have no order of their own."""
-    if isinstance(item, frozenset):
-        return b"frozenset(" + b",".join(sorted(_canonical(inner) for inner in item)) + b")"
-    if isinstance(item, tuple):
-        return b"tuple(" + b",".join(_canonical(inner) for inner in item) + b")"
-    return dumps(0.0 if isinstance(item, float) and item == 0 else item)
+def _canonical(data: Any, depth: int = 0) -> bytes:
+    """Equal bytes for equal values in their JSON form: the members of a frozenset have no order, and -0.0 is 0.0."""
+    if depth > MAX_DEPTH:
+        raise CodecError(f"nested more than {MAX_DEPTH} deep")
+    if isinstance(data, list):
+        return b"[" + b",".join(_canonical(item, depth + 1) for item in data) + b"]"
+    if isinstance(data, dict) and len(data) == 1:
+        ((tag, body),) = data.items()
+        if tag == "__frozenset__" and isinstance(body, list):
+            return b"frozenset[" + b",".join(sorted(_canonical(item, depth + 1) for item in body)) + b"]"
+        return tag.encode("utf-8", "surrogatepass") + b":" + _canonical(body, depth + 1)
+    return json.dumps(0.0 if isinstance(data, float) and data == 0 else data, sort_keys=True).encode("ascii")

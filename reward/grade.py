@@ -128,10 +128,9 @@ def _reported_error(frame: bytes | None) -> str:
     if frame is None:
         return ""
     try:
-        message = codec.loads(frame)
+        error = json_object(frame).get("error")
     except codec.CodecError:
         return ""
-    error = message.get("error") if isinstance(message, dict) else None
     return str(error)[:400] if error else ""
 
 
@@ -190,13 +189,14 @@ class _CallsGrader:
             return self.usage.fail(f"test {index}: {answer}")
         if "ok" not in answer:
             return self.usage.fail(f"test {index}: {str(answer.get('error', 'no result'))[:400]}")
+        result, expected = answer["ok"], test.expected
         try:
-            result = codec.decode(answer["ok"])
+            if codec.matches(result, expected, self.task.tolerance):
+                return True
         except codec.CodecError as error:
             return self.usage.fail(f"test {index}: returned {error}")
-        if not codec.same(result, test.expected, self.task.tolerance):
-            return self.usage.fail(f"test {index}: returned {codec.shorten(result)}, expected {codec.shorten(test.expected)}")
-        return True
+        shown = f"returned {codec.shorten(result)}, expected {codec.shorten(codec.encode(expected))}"
+        return self.usage.fail(f"test {index}: {shown}")
 
     def _load(self) -> str:
         """Starts a job and loads the code in it; why that failed, or nothing."""

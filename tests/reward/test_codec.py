@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.codec import CodecError, decode, dumps, encode, loads, same, shorten
+from reward.codec import CodecError, decode, dumps, encode, loads, matches, same, shorten
 
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
@@ -157,4 +157,29 @@ def test_a_dict_that_looks_like_a_tag_stays_a_dict() -> None:
 
 
 def test_huge_values_are_shortened_for_messages() -> None:
-    assert len(shorten(10**100_000)) <= 80
+    assert len(shorten(encode(10**100_000))) <= 80
+
+
+COLLIDING = [i * (2**61 - 1) for i in range(1, 30_000)]  # all with hash 0
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("tag", ["__set__", "__frozenset__", "__dict__"])
+def test_members_with_one_hash_cost_the_judge_little(tag: str) -> None:
+    wire = {tag: [[number, 1] for number in COLLIDING] if tag == "__dict__" else COLLIDING}
+    expected: object = {"__set__": {1}, "__frozenset__": frozenset({1}), "__dict__": {1: 1}}[tag]
+    assert not matches(wire, expected)
+    assert not matches(wire, 5)
+    assert not matches([wire], [{1: 2}])
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        *(None, 5, "x", [], {}, {"__set__": 5}, {"__set__": [1, 1]}, {"__dict__": 3}, {"__dict__": [[1]]}, {"__any__": [1]}),
+        *({"__set__": [[1]]}, {"__tuple__": {}}, {"__int__": "0x1"}, {"__dict__": [[1, 2], [1, 2]]}, {"a": 1, "__set__": [1]}),
+    ],
+)
+@pytest.mark.parametrize("expected", [{1, 2}, frozenset({1, 2}), {1: 2, 3: 4}, {"a": 1}, (1, 2), [1, 2], "y", 7, None.__class__])
+def test_forged_wire_matches_nothing(wire: object, expected: object) -> None:
+    assert not matches(wire, expected)
