@@ -22,7 +22,7 @@ class DropKind(StrEnum):
 class LostKind(StrEnum):
     """Why reported tokens were not recorded."""
 
-    DUPLICATE = "duplicate"  # another report was first
+    DUPLICATE = "duplicate"  # another sample of the same place was first
     STALE = "stale"  # sampled by an older version than the trajectory allows
     GONE = "gone"  # the group was dropped or forgotten
 

@@ -48,16 +48,16 @@ class Journal:
         self._pending: list[Change] = []
         try:
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
-            for setting in SETTINGS:
-                self._db.execute(setting)
-            self._db.execute("BEGIN EXCLUSIVE")
-            for table in TABLES:
-                self._db.execute(table)
-            self._check_meta(rules)
-            self._db.execute("COMMIT")
-            self._seq = self._db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0]
         except sqlite3.Error as error:
             raise self._error("open", error) from error
+        try:
+            self._open(rules)
+        except sqlite3.Error as error:
+            self.close()
+            raise self._error("open", error) from error
+        except JournalError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +107,16 @@ class Journal:
 
     def close(self) -> None:
         self._db.close()
+
+    def _open(self, rules: Rules) -> None:
+        for setting in SETTINGS:
+            self._db.execute(setting)
+        self._db.execute("BEGIN EXCLUSIVE")
+        for table in TABLES:
+            self._db.execute(table)
+        self._check_meta(rules)
+        self._db.execute("COMMIT")
+        self._seq = self._db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0]
 
     def _write(self, change: Change) -> None:
         if isinstance(change, Durable):

@@ -124,6 +124,8 @@ class Ledger:
         if position.offset > trajectory.length:
             raise LedgerError(f"{position} is beyond the {trajectory.length} tokens that are recorded")
         if position.offset < trajectory.length or trajectory.finish is not None:
+            if trajectory.holds(position.offset, segment):  # the same report again: the answer to the first one was lost
+                return RECORDED, ()
             return self._lost(LostKind.DUPLICATE, segment)
         if not len(segment.tokens) and segment.finish is Finish.CUT:
             self.leases.release(holder, position)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rollout.changes import (
     Admitted,
     Change,
@@ -30,6 +32,15 @@ class TrajectoryState:
     length: int = 0  # completion tokens
     finish: Finish | None = None
     verdict: Verdict | None = None
+
+    def holds(self, offset: int, segment: Segment) -> bool:
+        """Whether exactly this segment was recorded at this offset."""
+        at = 0
+        for recorded in self.segments:
+            if at == offset and np.array_equal(recorded.tokens, segment.tokens):
+                return np.array_equal(recorded.logprobs, segment.logprobs)
+            at += len(recorded.tokens)
+        return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +114,7 @@ class LedgerState:
                 for eval_id in list(self.evals):
                     self._close_eval(eval_id)
             case Lost():
-                self.lost_tokens[change.kind] += change.tokens
+                self.lost_tokens[change.kind.value] += change.tokens
             case EvalClosed():
                 self._close_eval(change.eval_id)
             case Durable():
@@ -194,8 +205,8 @@ class LedgerState:
             return
         del self.groups[change.group], self.untaken[change.group]
         self.dead.append(change.group)
-        self.dropped_groups[change.kind] += 1
-        self.dropped_tokens[change.kind] += group.tokens
+        self.dropped_groups[change.kind.value] += 1
+        self.dropped_tokens[change.kind.value] += group.tokens
         self.drops_since_take += 1
 
     def _taken(self, change: Taken) -> None:

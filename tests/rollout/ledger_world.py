@@ -6,7 +6,7 @@ The world keeps its own account of everything that was accepted, so that the led
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollout.changes import Change, DropKind, Durable, Taken, outlives
 from rollout.ledger import Ledger
@@ -28,6 +28,7 @@ class World:
         self.rules = rules
         self.ledger = Ledger(rules)
         self.journal: list[Change] = []
+        self.made: list[Change] = []  # every change, in order
         self.engines = [Engine(f"e{i}@1") for i in range(engines)]
         self.version = 0  # of the trainer's weights
         self.checkpoint = 0
@@ -44,6 +45,7 @@ class World:
     def do(self, changes: tuple[Change, ...]) -> None:
         for change in changes:
             self.ledger.apply(change)
+            self.made.append(change)
             if isinstance(change, Durable):
                 self.journal = [change, *(c for c in self.journal if outlives(c, change))]
             else:
@@ -277,7 +279,10 @@ class Walk:
     def report_again(self) -> None:
         if self.world.reports:
             position, segment = self.chance.choice(self.world.reports)
-            assert self.world.ledger.report(position, segment)[0] in ("duplicate", "gone")
+            outcome, changes = self.world.ledger.report(position, segment)
+            assert outcome == "gone" or (outcome, changes) == ("recorded", ())
+            other = replace(segment, tokens=segment.tokens + 1)
+            assert self.world.ledger.report(position, other)[0] in ("duplicate", "gone")
 
     def eval(self) -> None:
         prompts = [prompt(1000 + i) for i in range(2)]

@@ -1,0 +1,172 @@
+"""What was committed is there after any death; what is damaged is an error."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout.changes import Durable
+from rollout.journal import Journal, JournalError
+from rollout.ledger import Ledger
+from tests.rollout.builders import prompt, rules, segment
+from tests.rollout.ledger_world import EVENTS, Walk
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WRITER = """
+import sys
+from rollout.changes import Lost, LostKind
+from rollout.journal import Journal
+from tests.rollout.builders import rules
+
+journal = Journal(sys.argv[1], rules())
+for n in range(1, 1_000_000):
+    journal.append([Lost(kind=LostKind.STALE, tokens=n)])
+    journal.commit()
+    print(n, flush=True)
+"""
+
+
+def admitted(ledger: Ledger, journal: Journal, groups: int) -> None:
+    for _ in range(groups):
+        changes = ledger.admit(prompt(ledger.admitted))
+        ledger.apply(*changes)
+        journal.append(changes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_ledger_of_a_long_history_comes_back_equal_after_every_restart(path, seed):
+    walk = Walk(random.Random(seed))
+    world, journal, written = walk.world, Journal(path, walk.world.rules), 0
+    for name in walk.chance.choices([*EVENTS], [*EVENTS.values()], k=250):
+        getattr(walk, name)()
+        journal.append(world.made[written:])
+        journal.commit()
+        written = len(world.made)
+        if walk.chance.random() < 0.2:
+            journal.close()
+            journal = Journal(path, world.rules)
+            replayed = Ledger.replay(world.rules, journal.read())
+            assert repr(replayed.state.comparable()) == repr(world.ledger.state.comparable())
+    assert sum(isinstance(change, Durable) for change in world.made) > 0
+    journal.close()
+
+
+def test_changes_that_were_not_committed_are_not_there(path):
+    ledger = Ledger(rules())
+    with Journal(path, ledger.rules) as journal:
+        admitted(ledger, journal, 1)
+        assert journal.commit() == 1
+        admitted(ledger, journal, 1)
+    with Journal(path, ledger.rules) as journal:
+        assert Ledger.replay(ledger.rules, journal.read()).admitted == 1
+
+
+def test_every_commit_that_was_announced_survives_kill_9(path):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if int(line) >= 50:
+            break
+    process.send_signal(signal.SIGKILL)
+    announced = int(line)
+    for rest in process.stdout.read().split():
+        announced = int(rest)
+    process.wait()
+    with Journal(path, rules()) as journal:
+        found = [change.tokens for change in journal.read()]
+    assert found == list(range(1, len(found) + 1))
+    assert len(found) in (announced, announced + 1)  # it may have died between the commit and the announcement
+
+
+def test_second_server_on_the_same_journal_is_refused(path):
+    with Journal(path, rules()), pytest.raises(JournalError, match="another queue server of this run is alive"):
+        Journal(path, rules())
+
+
+def test_rules_that_the_bound_rests_on_cannot_change_in_a_run(path):
+    Journal(path, rules()).close()
+    with pytest.raises(JournalError, match="max_staleness was 1 and is 2"):
+        Journal(path, rules(max_staleness=2))
+    Journal(path, rules(total_steps=99, segment_tokens=3)).close()  # these may
+
+
+def filled(path: Path) -> None:
+    ledger = Ledger(rules(max_staleness=9))
+    with Journal(path, ledger.rules) as journal:
+        admitted(ledger, journal, 20)
+        for _ in range(20):
+            lease = ledger.leases.grant_segments("e", 1)[0]
+            changes = ledger.report(lease.position, segment([0] * 8))[1]
+            ledger.apply(*changes)
+            journal.append(changes)
+        journal.commit()
+
+
+def test_truncated_file_is_an_error(path):
+    filled(path)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(JournalError, match="damaged"), Journal(path, rules(max_staleness=9)) as journal:
+        list(journal.read())
+
+
+@pytest.mark.parametrize("where", [0.02, 0.3, 0.5, 0.7, 0.9])
+def test_damaged_bytes_are_an_error_or_not_part_of_any_change(path, where):
+    filled(path)
+    with Journal(path, rules(max_staleness=9)) as journal:
+        before = repr(list(journal.read()))
+    with open(path, "r+b") as file:
+        file.seek(int(where * path.stat().st_size))
+        file.write(bytes(b ^ 0xFF for b in os.pread(file.fileno(), 64, file.tell())))
+    try:
+        with Journal(path, rules(max_staleness=9)) as journal:
+            assert repr(list(journal.read())) == before
+    except JournalError as error:
+        assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM changes WHERE seq = 7", "UPDATE changes SET body = x'00' WHERE seq = 7", "UPDATE changes SET kind = 'X'"],
+)
+def test_missing_or_altered_change_is_an_error(path, damage):
+    filled(path)
+    with sqlite3.connect(path) as db:
+        db.execute(damage)
+    db.close()
+    with pytest.raises(JournalError, match="damaged"), Journal(path, rules(max_staleness=9)) as journal:
+        list(journal.read())
+
+
+def test_file_that_is_no_journal_is_an_error(path):
+    path.write_text("not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(JournalError, match="damaged"):
+        Journal(path, rules())
+
+
+def test_folder_that_is_not_there_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(JournalError, match="no/such"):
+        Journal(tmp_path / "no/such/ledger.db", rules())
+
+
+def test_full_disk_is_an_error_and_what_was_committed_before_stays(path):
+    ledger = Ledger(rules(max_staleness=9))
+    with Journal(path, ledger.rules) as journal:
+        admitted(ledger, journal, 1)
+        journal.commit()
+        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+        journal._db.execute(f"PRAGMA max_page_count={pages + 2}")
+        admitted(ledger, journal, 19)
+        journal.append(ledger.report(ledger.leases.grant_segments("e", 1)[0].position, segment([0] * 8))[1] * 1000)
+        with pytest.raises(JournalError, match="full"):
+            journal.commit()
+    with Journal(path, ledger.rules) as journal:
+        assert Ledger.replay(ledger.rules, journal.read()).admitted == 1
