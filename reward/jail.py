@@ -58,7 +58,7 @@ def main() -> None:
     settings = json.loads(sys.argv[2])
     try:
         _preload(settings["modules"])
-        virtual_bytes = _virtual_bytes()
+        virtual_bytes = measure_virtual_bytes()
         linux.unshare(
             linux.CLONE_NEWUSER
             | linux.CLONE_NEWNS
@@ -67,11 +67,11 @@ def main() -> None:
             | linux.CLONE_NEWUTS
             | linux.CLONE_NEWPID
         )
-        _send(control, {"unshared": True})
-        ids = _receive(control)[0]["ids"]
+        send(control, {"unshared": True})
+        ids = receive(control)[0]["ids"]
         pid = os.fork()
     except (OSError, ImportError, seccomp.UnsupportedArch) as error:
-        _send(control, {"failed": str(error)})
+        send(control, {"failed": str(error)})
         sys.exit(1)
     if pid:
         control.close()
@@ -81,7 +81,7 @@ def main() -> None:
         pid_namespace_fd = _become_zygote(settings, ids)
         zygote = Zygote(control, pid_namespace_fd, ids, virtual_bytes)
     except (OSError, seccomp.UnsupportedArch) as error:
-        _send(control, {"failed": str(error)})
+        send(control, {"failed": str(error)})
         os._exit(1)
     zygote.serve()
 
@@ -150,22 +150,28 @@ def _build_root(sources: list[Source], hidden: list[str]) -> None:
     os.chdir("/")
 
 
-class Zygote:
-    """Forks jobs on request and reports how each ended."""
+class Starter:
+    """Starts jobs on request and reports how each ended. How a job is started is for the subclass to say."""
 
-    def __init__(self, control: socket.socket, pid_namespace_fd: int, ids: list[int], virtual_bytes: int) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self.control = control
-        self.pid_namespace_fd = pid_namespace_fd
-        self.job_ids = ids[1:] or ids
-        self.virtual_bytes = virtual_bytes
-        self.syscalls = seccomp.Filter()
-        self.started = 0
         self.jobs: dict[int, tuple[int, int]] = {}  # pidfd -> (job id, pid)
         self.poll = select.poll()
 
+    def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
+        """Starts a job with these stdin, stdout and channel; its process, a child of this one."""
+        raise NotImplementedError
+
+    def kill(self, pidfd: int) -> None:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def exit_code(self, pidfd: int, status: int) -> int:
+        """The job's exit code, or minus the signal that ended it."""
+        return os.waitstatus_to_exitcode(status)
+
     def serve(self) -> None:
         self.poll.register(self.control, select.POLLIN)
-        _send(self.control, {"ready": True})
+        send(self.control, {"ready": True})
         while True:
             for fd, _ in self.poll.poll():
                 if fd == self.control.fileno():
@@ -175,24 +181,18 @@ class Zygote:
 
     def _handle_request(self) -> None:
         try:
-            request, fds = _receive(self.control)
+            request, fds = receive(self.control)
         except (EOFError, ConnectionError):
-            os._exit(0)  # the judge is gone, and with pid 1 goes every job
+            os._exit(0)  # the judge is gone, and with this process goes every job
         if "start" in request:
             self._start(request, fds)
             return
         for pidfd, (job, _) in self.jobs.items():
             if job == request["kill"]:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                self.kill(pidfd)
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> None:
-        self.started += 1
-        uid = self.job_ids[self.started % len(self.job_ids)]  # rotated: a dying job still counts against its uid's processes
-        linux.unshare(linux.CLONE_NEWPID)
-        pid = os.fork()
-        if pid == 0:
-            _run_job(request, fds, uid, self.virtual_bytes, self.syscalls)
-        linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
+        pid = self.spawn(request, fds)
         for fd in fds:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
@@ -203,19 +203,35 @@ class Zygote:
         job, pid = self.jobs.pop(pidfd)
         self.poll.unregister(pidfd)
         _, status, usage = os.wait4(pid, 0)
+        code = self.exit_code(pidfd, status)
         os.close(pidfd)
+        cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
         try:
-            _send(
-                self.control,
-                {
-                    "exit": job,
-                    "status": os.waitstatus_to_exitcode(status),
-                    "cpu_s": usage.ru_utime + usage.ru_stime,
-                    "peak_bytes": usage.ru_maxrss * 1024,
-                },
-            )
+            send(self.control, {"exit": job, "status": code, "cpu_s": cpu_s, "peak_bytes": peak_bytes})
         except (BrokenPipeError, ConnectionError):
             os._exit(0)
+
+
+class Zygote(Starter):
+    """Jobs are forks of this process."""
+
+    def __init__(self, control: socket.socket, pid_namespace_fd: int, ids: list[int], virtual_bytes: int) -> None:
+        super().__init__(control)
+        self.pid_namespace_fd = pid_namespace_fd
+        self.job_ids = ids[1:] or ids
+        self.virtual_bytes = virtual_bytes
+        self.syscalls = seccomp.Filter()
+        self.started = 0
+
+    def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
+        self.started += 1
+        uid = self.job_ids[self.started % len(self.job_ids)]  # rotated: a dying job still counts against its uid's processes
+        linux.unshare(linux.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            _run_job(request, fds, uid, self.virtual_bytes, self.syscalls)
+        linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
+        return pid
 
 
 def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
@@ -242,9 +258,14 @@ def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: sec
     options = f"size={limits['disk_bytes']},nr_inodes=4096,mode=700,uid={uid},gid={uid}"
     linux.mount("job", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
     os.chdir("/tmp")
+    limit(limits, uid, virtual_bytes, syscalls)
+
+
+def limit(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
+    """What holds a process wherever it is: rlimits, its own uid, no capabilities, few system calls."""
     os.umask(0o022)
     cpu_s = math.ceil(limits["cpu_s"]) + 1  # the judge ends a job at the exact limit; this holds if the judge is stopped
-    for kind, limit in (
+    for kind, wanted in (
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, virtual_bytes + limits["memory_bytes"]),
         (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
@@ -257,7 +278,7 @@ def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: sec
         (resource.RLIMIT_STACK, 120 << 20),
     ):
         _, ceiling = resource.getrlimit(kind)
-        bound = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
+        bound = wanted if ceiling == resource.RLIM_INFINITY else min(wanted, ceiling)
         resource.setrlimit(kind, (bound, bound))
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -266,17 +287,17 @@ def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: sec
     syscalls.install()
 
 
-def _virtual_bytes() -> int:
+def measure_virtual_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
+def send(control: socket.socket, message: dict[str, Any]) -> None:
     control.send(json.dumps(message).encode())
 
 
-def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    data, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(8 * 4))
+def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, body in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from reward.grade import Verdict, grade
@@ -29,15 +30,16 @@ def run(code: str, sandbox: Sandbox, limits: Limits | None = None) -> End:
     return job.wait_end(Allowance(cpu_s=limits.cpu_s))
 
 
-def processes() -> int:
-    return sum(1 for entry in os.listdir("/proc") if entry.isdigit() and _is_jail(entry))
+def family(pid: int) -> list[psutil.Process]:
+    head = psutil.Process(pid)
+    return [head, *head.children(recursive=True)]
 
 
-def _is_jail(pid: str) -> bool:
-    try:
-        return b"jail.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def all_gone(processes: list[psutil.Process], timeout_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while any(process.is_running() for process in processes) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return not any(process.is_running() for process in processes)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -72,10 +74,11 @@ def test_secrets_in_the_judges_environment_stay_there(monkeypatch: pytest.Monkey
 
 
 def test_no_process_or_file_descriptor_is_left() -> None:
-    before = processes()
     with Sandbox() as fresh:
         run("pass", fresh)
         open_files = len(os.listdir("/proc/self/fd"))
+        assert fresh._process is not None
+        resting = len(family(fresh._process.pid))
         for code in (
             "pass",
             "while True: pass",
@@ -85,7 +88,9 @@ def test_no_process_or_file_descriptor_is_left() -> None:
         ):
             run(code, fresh, Limits(cpu_s=0.1))
         assert len(os.listdir("/proc/self/fd")) == open_files
-    assert processes() == before
+        members = family(fresh._process.pid)
+        assert len(members) == resting
+    assert all_gone(members)
 
 
 def test_a_job_sees_nothing_of_the_one_before(sandbox: Sandbox) -> None:
@@ -104,7 +109,6 @@ def test_a_killed_zygote_is_started_again() -> None:
 
 
 def test_the_jail_dies_with_its_judge() -> None:
-    before = processes()
     script = (
         "from reward.sandbox import *\nimport time\ns = Sandbox().__enter__()\ns.start(Limits())\n"
         "print('up', flush=True)\ntime.sleep(60)"
@@ -112,14 +116,12 @@ def test_the_jail_dies_with_its_judge() -> None:
     judge = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert judge.stdout is not None
     assert judge.stdout.readline() == b"up\n"
-    assert processes() > before
+    members = family(judge.pid)
+    assert len(members) == 4  # judge, launcher, zygote, job
     judge.kill()
     judge.wait()
     judge.stdout.close()
-    deadline_s = time.monotonic() + 10
-    while processes() > before and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert processes() == before
+    assert all_gone(members)
 
 
 def test_the_memory_limit_is_the_jobs_own(sandbox: Sandbox) -> None:
