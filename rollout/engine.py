@@ -1,9 +1,8 @@
 """One SGLang server as a subprocess: its command line, its environment, its start, its end.
 
-The server runs unmodified, in a process group of its own, and never outlives the process that started it: `stop()`
-kills the group, and the kernel kills the server when its parent dies, which ends SGLang's own children. It starts
-without reading weights (`load_format="dummy"`) and gets its first ones from the trainer; until then it says version
-`UNPUSHED`.
+The server runs unmodified, in a process group of its own whose leader is a guard (`die_with_parent`). No process of the
+group outlives the server, the worker that started it, or `stop()`. The server starts without reading weights
+(`load_format="dummy"`) and gets its first ones from the trainer; until then it says version `UNPUSHED`.
 
 On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does not need there, and its processes are forked.
 """
@@ -157,7 +156,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """Of the server, and of its process group."""
+        """Of the guard, and of the process group."""
         return self._process.pid if self._process else None
 
     def client(self) -> EngineClient:
@@ -203,8 +202,7 @@ class Engine:
         async with self.client() as client:
             while not await client.healthy():
                 if not self.alive():
-                    code = self._process.returncode if self._process else "not started"
-                    self._fail(f"died while starting (exit code {code})")
+                    self._fail("died while starting")
                 if time.monotonic() > until:
                     self._fail(f"did not become ready within {deadline_s:g} s")
                 await asyncio.sleep(POLL_S)

@@ -124,7 +124,7 @@ def test_a_server_that_dies_while_starting_is_an_error_with_the_tail_of_its_log(
 ) -> None:
     (tmp_path / "engine.log").write_text("of an earlier start\n")
     engine = start(settings("-c", "print('no such model'); raise SystemExit(3)"))
-    with pytest.raises(EngineStartError, match=r"(?s)exit code 3.*no such model") as caught:
+    with pytest.raises(EngineStartError, match=r"(?s)died while starting.*no such model.*exit code 3") as caught:
         asyncio.run(engine.wait_ready(DEADLINE_S))
     assert "of an earlier start" not in str(caught.value)
 
@@ -151,16 +151,24 @@ def test_stop_ends_the_servers_children_too(settings: Callable[..., EngineSettin
     until(lambda: gone(child))
 
 
-def test_stop_ends_the_children_of_a_server_that_is_already_dead(
-    settings: Callable[..., EngineSettings], start: Callable[..., Engine]
-) -> None:
+def test_when_the_server_dies_its_children_die_too(settings: Callable[..., EngineSettings], start: Callable[..., Engine]) -> None:
     engine = start(settings("-c", SERVER_WITH_CHILD))
     until(lambda: engine.log_tail().strip().isdigit())
     child = int(engine.log_tail())
+    server = psutil.Process(child).ppid()
+    os.kill(server, signal.SIGKILL)
+    until(lambda: gone(child))
+    until(lambda: not engine.alive())
+
+
+def test_the_server_dies_with_its_guard(settings: Callable[..., EngineSettings], start: Callable[..., Engine]) -> None:
+    engine = start(settings("-c", SERVER_WITH_CHILD))
+    until(lambda: engine.log_tail().strip().isdigit())
+    child = int(engine.log_tail())
+    server = psutil.Process(child).ppid()
     assert engine.pid
     os.kill(engine.pid, signal.SIGKILL)
-    until(lambda: not engine.alive())
-    assert not gone(child)
+    until(lambda: gone(server))
     engine.stop()
     until(lambda: gone(child))
 
@@ -169,24 +177,24 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from rollout.engine import Engine, EngineSettings
-model, port = Path(sys.argv[1]), int(sys.argv[2])
-sleep = ("-c", "import time; time.sleep(1000)")
-settings = EngineSettings(model=model, port=port, log_file=model / "log", device="cpu", launcher=sleep)
-engine = Engine(settings)
+model, port, server = Path(sys.argv[1]), int(sys.argv[2]), ("-c", sys.argv[3])
+engine = Engine(EngineSettings(model=model, port=port, log_file=model / "engine.log", device="cpu", launcher=server))
 engine.start()
-print(engine.pid, flush=True)
 time.sleep(1000)
 """
 
 
-def test_the_server_dies_with_a_worker_that_is_killed(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WORKER, str(tmp_path), str(free_port())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as worker:
-        assert worker.stdout
-        server = int(worker.stdout.readline())
-        assert not gone(server)
+def test_server_and_children_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    log = tmp_path / "engine.log"
+    command = [sys.executable, "-c", WORKER, str(tmp_path), str(free_port()), SERVER_WITH_CHILD]
+    with subprocess.Popen(command, cwd=ROOT) as worker:
+        until(lambda: log.is_file() and log.read_text().strip().isdigit())
+        child = int(log.read_text())
+        server = psutil.Process(child).ppid()
         worker.kill()
     until(lambda: gone(server))
+    until(lambda: gone(child))
     left = glob.glob(f"{tempfile.gettempdir()}/{SCRATCH_PREFIX}{worker.pid}-*")
     assert left
     remove_left_scratch()
@@ -199,7 +207,7 @@ def test_keys_reach_the_server_but_no_command_line_environment_or_repr(
     engine = start(settings(api_key="user-secret", admin_api_key="admin-secret"))
     asyncio.run(engine.wait_ready(DEADLINE_S))
     assert engine.pid
-    server = psutil.Process(engine.pid)
+    (server,) = psutil.Process(engine.pid).children()
     visible = " ".join(server.cmdline()) + str(server.environ()) + repr(engine.settings)
     assert "secret" not in visible.replace("secrets.yaml", "")
     config = Path(server.cmdline()[server.cmdline().index("--config") + 1])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -372,12 +371,11 @@ def test_an_engine_whose_trainer_never_comes_is_stuck_until_it_is_stopped(engine
     assert not left
 
 
-def test_sglangs_own_children_die_with_a_server_that_is_killed(engines: list[Engine]) -> None:
-    """As the kernel kills it when its worker dies: only the server itself, not the group."""
+def test_all_of_sglangs_processes_die_with_a_server_that_is_killed(engines: list[Engine]) -> None:
     engine = engines[1]
     assert engine.pid
-    processes = children(engine.pid)
-    assert any("scheduler" in " ".join(process.cmdline()) for process in processes)
-    os.kill(engine.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs(processes, timeout=10)
+    server, *others = children(engine.pid)
+    assert any("scheduler" in " ".join(process.cmdline()) for process in others)
+    server.kill()
+    _, left = psutil.wait_procs([server, *others], timeout=10)
     assert not left
