@@ -368,6 +368,18 @@ def test_rewind_serves_the_batches_again_as_they_were_and_forgets_nothing_in_fli
     assert ledger.summary()["waiting_tokens"] == 2
 
 
+def test_no_engine_is_leased_to_between_a_rewind_and_the_push_that_follows_it():
+    ledger = started(groups_per_step=1, max_staleness=2)
+    admit(ledger, 3)
+    finish(ledger, 0)
+    ledger.apply(*ledger.take(0))
+    ledger.apply(*ledger.advance(1, [ENGINE]))
+    ledger.apply(*ledger.rewind(0))
+    assert not ledger.lease_segments(ENGINE, 1)
+    ledger.apply(*ledger.published(0, [ENGINE]))
+    assert positions(ledger.lease_segments(ENGINE, 1)) == [(1, 0, 0)]
+
+
 def test_trainer_cannot_go_back_beyond_what_is_forgotten_or_forward():
     ledger = started(groups_per_step=1)
     train(ledger, steps=2)
