@@ -309,7 +309,7 @@ class QueueServer:
 
     def _status(self, client: str) -> m.StatusAnswer:
         busy = standing.busy(self._roster)
-        figures = standing.figures(self._ledger, busy, self._busy.get(client, (0.0, 0.0)))
+        figures = standing.figures(self._ledger, busy, self._busy.get(client, standing.Busy()))
         self._busy[client] = busy
         status = standing.status(self._ledger, self._roster, self._now)
         return m.StatusAnswer(status=status | {"figures": figures, "closing": self._closing})

@@ -1,14 +1,22 @@
 """How things stand, for people and for metrics: the table of what a batch waits for, and the server's status."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout.ledger import Ledger
 from rollout.roster import Roster
 
 SHOWN_GROUPS = 8
 PHASES = ("to_generate", "generating", "to_grade", "grading", "graded")
-Busy = tuple[float, float]  # seconds that all workers were up, and idle, since they began
+
+
+class Busy(NamedTuple):
+    """What all workers together did since they began, as of their last heartbeats."""
+
+    workers: int = 0
+    up_s: float = 0.0
+    idle_s: float = 0.0
+    generated_tokens: float = 0.0
 
 
 def table(ledger: Ledger, roster: Roster, now: float) -> str:
@@ -52,8 +60,8 @@ def status(ledger: Ledger, roster: Roster, now: float) -> dict[str, Any]:
     }
 
 
-def figures(ledger: Ledger, busy: Busy, busy_before: Busy) -> dict[str, float]:
-    """Metrics of the queue; the workers' idle fraction between two looks."""
+def figures(ledger: Ledger, busy: Busy, before: Busy) -> dict[str, float]:
+    """Metrics of the queue; the workers' idle fraction and speed between two looks."""
     counts = ledger.summary()
     trajectories: Mapping[str, int] = counts["trajectories"]
     found: dict[str, float] = {
@@ -64,12 +72,15 @@ def figures(ledger: Ledger, busy: Busy, busy_before: Busy) -> dict[str, float]:
         "queue/dropped_groups": sum(counts["dropped_groups"].values()),
         "queue/lost_tokens": sum(counts["lost_tokens"].values()),
     }
-    up_s, idle_s = (after - before for after, before in zip(busy, busy_before, strict=True))
-    if 0 <= idle_s <= up_s and up_s > 0:  # otherwise a worker began anew
+    up_s, idle_s = busy.up_s - before.up_s, busy.idle_s - before.idle_s
+    tokens = busy.generated_tokens - before.generated_tokens
+    if 0 <= idle_s <= up_s and up_s > 0 and tokens >= 0:  # otherwise a worker began anew
         found["idle/rollout_fraction"] = idle_s / up_s
+        found["tokens/generated_per_s"] = tokens / up_s * busy.workers
     return found
 
 
 def busy(roster: Roster) -> Busy:
     sums = [holder.sums for holder in roster.holders.values() if holder.role == "worker"]
-    return sum(s.get("up_s", 0.0) for s in sums), sum(s.get("idle_s", 0.0) for s in sums)
+    up_s, idle_s, tokens = (sum(s.get(name, 0.0) for s in sums) for name in ("up_s", "idle_s", "generated_tokens"))
+    return Busy(len(sums), up_s, idle_s, tokens)

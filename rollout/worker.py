@@ -44,6 +44,7 @@ from rollout.engine_client import EngineCallError, EngineClient, EngineError, Ge
 from rollout.meter import Meter
 from rollout.types import Finish, Position, RecordError, Segment, SegmentWork
 
+HEARTBEAT_S = 2.0  # at most between two, since they also carry what the metrics show
 LEASE_WAIT_S = 5.0  # of one long poll for leases
 WATCH_S = 2.0  # between two looks at the engine
 HEALTH_S = 5.0  # deadline of one
@@ -356,7 +357,7 @@ class Worker:
                 self._give_up(serving, f"could not be pushed to ({answer.condemned})")
             if answer.closing:
                 self._closing.set()
-            await asyncio.sleep(self._config.lease_s / 4)
+            await asyncio.sleep(min(self._config.lease_s / 4, HEARTBEAT_S))
 
     async def _land_all(self) -> None:
         """Cuts all requests, and waits until they are reported."""

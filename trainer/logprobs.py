@@ -18,7 +18,7 @@ def token_logprobs(
 
     vocab_start: the first vocabulary entry of this rank's shard. Entries from `vocab_size` on are padding and take no part.
     """
-    return _TokenLogprobs.apply(logits, targets, temperature, vocab_start, group, vocab_size)  # type: ignore[no-any-return]
+    return _TokenLogprobs.apply(logits, targets, temperature, vocab_start, group, vocab_size)
 
 
 class _TokenLogprobs(torch.autograd.Function):

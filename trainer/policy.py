@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 from torch import Tensor
@@ -46,7 +46,7 @@ class Policy:
     def __init__(
         self,
         *,
-        chunks: list[torch.nn.Module],
+        chunks: list[DistributedDataParallel],
         optimizer,
         scheduler,
         spec: ModelSpec,

@@ -61,9 +61,7 @@ def test_on_policy_gradient_is_the_policy_gradient() -> None:
     )
     current = torch.randn(16, requires_grad=True)
     fixed, advantages = current.detach().clone(), torch.randn(16)
-    losses, figures = token_losses(
-        objective, current=current, old=fixed, behaviour=fixed, advantages=advantages, reference=None
-    )
+    losses, figures = token_losses(objective, current=current, old=fixed, behaviour=fixed, advantages=advantages, reference=None)
     losses.sum().backward()
     assert torch.allclose(current.grad, -advantages)
     assert figures["behaviour/weight_mean"].mean().item() == 1.0

@@ -34,7 +34,9 @@ def test_every_sequence_lands_in_exactly_one_bin_that_holds_it(sizes: list[int],
     assert len(bins) % dp == 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=20), st.sampled_from(["token", "sequence"]))
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=20), st.sampled_from(["token", "sequence"])
+)
 def test_a_packed_token_is_predicted_by_the_one_before_it(shapes: list[tuple[int, int]], normalisation: str) -> None:
     trajectories = [trajectory(p, c, start=100 * i) for i, (p, c) in enumerate(shapes)]
     advantages = np.arange(len(shapes), dtype=np.float32)

@@ -1,0 +1,141 @@
+"""The real thing, small: `python -m launch experiment=debug` with real Megatron and real SGLang, and parts of it killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+PROJECT = Path(__file__).resolve().parents[1]
+STEPS = 8
+DEADLINE_S = 900
+SMALL = [
+    f"trainer.steps={STEPS}", "trainer.eval_completions=1", "trainer.checkpoint_every=2", "algo.groups_per_step=6",
+    "algo.completions_per_group=4", "algo.minibatches=2", "rollout.lease_s=8", "data.heldout=[]",
+]  # fmt: skip
+
+
+@contextmanager
+def launched(output: Path, name: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    """A run started as a user would, in its own process group; nothing of it outlives the test."""
+    log = (output / f"{name}.out").open("a+")
+    command = [sys.executable, "-m", "launch", *overrides]
+    launcher = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        yield launcher
+    finally:
+        for process in [*family(launcher.pid), psutil.Process(launcher.pid)] if launcher.poll() is None else []:
+            process.kill()
+        launcher.wait()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def find(launcher: subprocess.Popen[str], *words: str) -> list[psutil.Process]:
+    """Processes of the run whose command line holds all the words, torchrun's own left out."""
+    found = []
+    for process in family(launcher.pid):
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if all(word in line for word in words) and "torch.distributed.run" not in line and "torchrun" not in line:
+            found.append(process)
+    return found
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_until(what: str, true: Callable[[], bool], launcher: subprocess.Popen[str], output: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        if launcher.poll() is not None:
+            pytest.fail(f"the run ended with {launcher.returncode} before {what}:\n{said(output)}")
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come within {DEADLINE_S} s:\n{said(output)}")
+        time.sleep(0.3)
+
+
+def said(output: Path) -> str:
+    return "\n".join(file.read_text()[-6000:] for file in output.glob("*.out"))
+
+
+def check_finished(run: Path, steps: int) -> None:
+    """Every step once, the bound kept, and every token accounted for."""
+    lines = [line for line in metrics(run) if line["step"] > 0]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert max(line["lag/max_versions"] for line in lines) <= 2
+    status = json.loads((run / "summary.json").read_text())["queue"]
+    assert status["trained_tokens"] == sum(line["tokens/trained"] for line in lines)
+    assert status["waiting_tokens"] == 0 and not status["dropped_groups"]
+    assert status["admitted_groups"] == steps * 6
+
+
+def test_a_run_whose_worker_engine_judge_and_queue_server_are_killed_finishes_and_loses_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "chaos"
+    with launched(tmp_path, "chaos", "experiment=debug", f"output={tmp_path}", "name=chaos", *SMALL) as launcher:
+        victims = [
+            ("an engine", ("sglang.launch_server",)),
+            ("the queue server", ("rollout.queue",)),
+            ("a judge", ("-m reward",)),
+            ("a rollout worker", ("-m rollout ",)),
+        ]
+        for step, (name, words) in enumerate(victims, start=1):
+            wait_until(f"step {step}", lambda step=step: len(metrics(run)) > step, launcher, tmp_path)
+            found = find(launcher, *words)
+            assert found, f"no process of {name}"
+            found[0].send_signal(signal.SIGKILL)
+        launcher.wait(timeout=DEADLINE_S)
+        assert launcher.returncode == 0, said(tmp_path)
+    check_finished(run, STEPS)
+
+
+def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "resumed"
+    with launched(tmp_path, "first", "experiment=debug", f"output={tmp_path}", "name=resumed", *SMALL) as launcher:
+        wait_until("step 5", lambda: len(metrics(run)) > 5, launcher, tmp_path)
+        find(launcher, "-m trainer ")[0].send_signal(signal.SIGKILL)
+        launcher.wait(timeout=120)
+        assert launcher.returncode not in (0, None)
+        left = [p for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
+        assert not left
+    before = {line["step"]: line for line in metrics(run)}
+    with launched(tmp_path, "second", f"resume={run}") as launcher:
+        launcher.wait(timeout=DEADLINE_S)
+        assert launcher.returncode == 0, said(tmp_path)
+    check_finished(run, STEPS)
+    after = {line["step"]: line for line in metrics(run)}
+    again = [step for step in before if step > 2]  # steps that were done before the kill and are done again, or kept
+    assert again
+    for step in again:  # the same batches, so the same rewards and the same losses
+        for name in ("reward/mean", "tokens/trained", "loss/total", "grad_norm"):
+            assert after[step][name] == pytest.approx(before[step][name], rel=1e-3, abs=1e-5), (step, name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: int) -> None:
+    with launched(tmp_path, "interrupted", "experiment=debug", f"output={tmp_path}", "name=interrupted", *SMALL) as launcher:
+        wait_until("an engine", lambda: bool(find(launcher, "sglang.launch_server")), launcher, tmp_path)
+        members = family(launcher.pid)
+        os.kill(launcher.pid, number)
+        launcher.wait(timeout=30)
+        gone, alive = psutil.wait_procs(members, timeout=10)
+        assert not alive
