@@ -37,6 +37,7 @@ del sys.path[0]
 
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
 DEVICES = ("null", "zero", "full", "random", "urandom")
+FILES = 4096  # in a job's /tmp
 MESSAGE_BYTES = 1 << 16
 RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "serve": serve.run, "tests": tester.run}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
@@ -57,7 +58,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     try:
-        _preload(settings["modules"])
+        preload(settings["modules"])
         virtual_bytes = measure_virtual_bytes()
         linux.unshare(
             linux.CLONE_NEWUSER
@@ -86,7 +87,7 @@ def main() -> None:
     zygote.serve()
 
 
-def _preload(modules: list[str]) -> None:
+def preload(modules: list[str]) -> None:
     """Imports what jobs may want, so that importing costs them nothing and needs no shared library of the host."""
     for name in modules:
         importlib.import_module(name)
@@ -165,7 +166,7 @@ class Starter:
     def kill(self, pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def exit_code(self, pidfd: int, status: int) -> int:
+    def exit_code(self, pid: int, status: int) -> int:
         """The job's exit code, or minus the signal that ended it."""
         return os.waitstatus_to_exitcode(status)
 
@@ -203,7 +204,7 @@ class Starter:
         job, pid = self.jobs.pop(pidfd)
         self.poll.unregister(pidfd)
         _, status, usage = os.wait4(pid, 0)
-        code = self.exit_code(pidfd, status)
+        code = self.exit_code(pid, status)
         os.close(pidfd)
         cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
         try:
@@ -255,10 +256,14 @@ def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: in
 
 def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-    options = f"size={limits['disk_bytes']},nr_inodes=4096,mode=700,uid={uid},gid={uid}"
+    mount_own_folder(limits["disk_bytes"], uid)
+    limit(limits, uid, virtual_bytes, syscalls)
+
+
+def mount_own_folder(disk_bytes: int, uid: int) -> None:
+    options = f"size={disk_bytes},nr_inodes={FILES},mode=700,uid={uid},gid={uid}"
     linux.mount("job", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
     os.chdir("/tmp")
-    limit(limits, uid, virtual_bytes, syscalls)
 
 
 def limit(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:

