@@ -125,14 +125,14 @@ def test_law_holds_in_long_random_histories(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_law_holds_in_many_longer_random_histories(seed):
     Walk(random.Random(seed)).run(events=400)
 
 
 FAST = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestLaw(LedgerMachine.TestCase):
