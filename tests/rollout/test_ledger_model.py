@@ -125,7 +125,7 @@ def test_law_holds_in_long_random_histories(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_law_holds_in_many_longer_random_histories(seed):
     Walk(random.Random(seed)).run(events=400)
