@@ -1,4 +1,4 @@
-"""The real thing, small: `python -m launch experiment=debug` with real Megatron and real SGLang, and parts of it killed on the way."""
+"""The real thing, small: `python -m launch experiment=debug` with real Megatron and SGLang, and parts of it killed on the way."""
 
 import json
 import os
@@ -137,5 +137,5 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: int) -> No
         members = family(launcher.pid)
         os.kill(launcher.pid, number)
         launcher.wait(timeout=30)
-        gone, alive = psutil.wait_procs(members, timeout=10)
+        _, alive = psutil.wait_procs(members, timeout=10)
         assert not alive

@@ -1,8 +1,8 @@
 """From trajectories to microbatches: pure numpy, the same result on every rank.
 
 The trajectories of a step are dealt into minibatches, and those of a minibatch packed, whole, into microbatches of exactly
-`tokens_per_microbatch` tokens. The token shift (position t predicts token t + 1) and the normalisation of the loss happen here and
-nowhere else, so that neither depends on how a batch was cut over ranks and microbatches.
+`tokens_per_microbatch` tokens. The token shift (position t predicts token t + 1) and the normalisation of the loss happen here
+and nowhere else, so that neither depends on how a batch was cut over ranks and microbatches.
 """
 
 from collections.abc import Sequence

@@ -60,12 +60,8 @@ def _collect(pipes: list[Connection], deadline: float, deadline_s: float) -> lis
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _rank(
-    pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, port: int
-) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+def _rank(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
         answer = (True, function(*args))
     except BaseException:  # noqa: BLE001 - every failure of a rank belongs to the test

@@ -1,4 +1,4 @@
-"""Asynchrony is a schedule, not another algorithm: with `max_staleness=0` the ledger gives the numbers of a plain synchronous loop."""
+"""Asynchrony is a schedule, not another algorithm: at `max_staleness=0` the ledger gives a plain synchronous loop's numbers."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def prompt(index: int) -> Prompt:
 
 
 def sample(policy, tokens: Sequence[int], count: int, *, seed: Sequence[int], offset: int) -> tuple[list[int], list[float]]:
-    """Continues `tokens`; the token at place `offset` of completion `seed` has a random number of its own, wherever a cut falls."""
+    """Continues `tokens`; each place of each completion has a random number of its own, wherever a cut falls."""
     from trainer import attention, model
 
     tokens, logprobs = list(tokens), []
