@@ -5,6 +5,7 @@ Reads files and tries ports; imports nothing heavy. Each failure is a ConfigErro
 
 import errno
 import fcntl
+import importlib.util
 import json
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from reward.task import TaskError, parse_task
 
 REMOTE_DATA = "hf://"
 LOCK_FILE = ".lock"
@@ -93,12 +95,17 @@ def _what_is_wrong(problem: object) -> str:
         return "has no id"
     if not problem.get("prompt") and not problem.get("messages"):
         return f"problem {problem['id']!r} has neither prompt nor messages"
-    task = problem.get("task")
-    if not isinstance(task, dict) or not task.get("kind"):
-        return f"problem {problem['id']!r} has no task with a kind"
-    if not task.get("tests"):
-        return f"problem {problem['id']!r} has no tests: nothing could grade it"
+    try:
+        parse_task(problem.get("task"))
+    except TaskError as error:
+        return f"problem {problem['id']!r} cannot be graded: {error}"
     return ""
+
+
+def check_extras(config: RunConfig) -> None:
+    """Optional packages that the configuration asks for are there. Raises ConfigError."""
+    if config.trainer.wandb_project and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"trainer.wandb_project={config.trainer.wandb_project}: needs Weights & Biases: pip install wandb")
 
 
 def port_is_free(port: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TextIO
 from conf.schema import ConfigError, RunConfig
 from launch.local import Interrupted, RunFailed, Supervisor
 from launch.placement import Node, Process, choose_base_port, describe, place
-from launch.preflight import check_data, check_model, check_run_dir, held, port_is_free
+from launch.preflight import check_data, check_extras, check_model, check_run_dir, held, port_is_free
 from launch.prepare import RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
 from rollout.keys import RunKeys
@@ -30,6 +30,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
 
     started_s = time.monotonic()
     _check_place(config)
+    check_extras(config)
     check_run_dir(run_dir, resumed=resumed)
     prepare(RECIPES[config.model.prepare], say)
     check_model(config)

@@ -25,7 +25,9 @@ def model(tmp_path: Path) -> list[str]:
     (folder / "config.json").write_text(json.dumps(shape))
     (folder / "model.safetensors").touch()
     (folder / "tokenizer.json").touch()
-    (tmp_path / "train.jsonl").write_text('{"id": "a", "prompt": "p", "task": {"kind": "calls", "tests": [1]}}\n')
+    (tmp_path / "train.jsonl").write_text(
+        '{"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}\n'
+    )
     return ["experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]"]
 
 

@@ -15,7 +15,8 @@ SHAPE = {
     "num_hidden_layers": 4,
     "max_position_embeddings": 512,
 }
-PROBLEM: dict[str, Any] = {"id": "a", "prompt": "Add.", "task": {"kind": "calls", "tests": [{"args": [1], "expected": 2}]}}
+TASK = {"kind": "calls", "entry_point": "f", "tests": [{"args": [1], "expected": 2}]}
+PROBLEM: dict[str, Any] = {"id": "a", "prompt": "Add.", "task": TASK}
 
 
 def config(tmp_path: Path, *, tp: int = 1, pp: int = 1, engine_tp: int = 1, prompt: int = 128) -> RunConfig:
@@ -72,8 +73,9 @@ def test_model_folder_must_exist_and_be_complete(tmp_path: Path) -> None:
         ("[1]", "line 2: must be an object"),
         (json.dumps({**PROBLEM, "id": ""}), "line 2: has no id"),
         (json.dumps({**PROBLEM, "prompt": ""}), "line 2: problem 'a' has neither prompt nor messages"),
-        (json.dumps({**PROBLEM, "task": {"kind": "calls", "tests": []}}), "line 2: problem 'a' has no tests"),
-        (json.dumps({**PROBLEM, "task": {"tests": [1]}}), "line 2: problem 'a' has no task with a kind"),
+        (json.dumps({**PROBLEM, "task": {**TASK, "tests": []}}), "line 2: problem 'a' cannot be graded: task.tests: "),
+        (json.dumps({**PROBLEM, "task": {"tests": [1]}}), "line 2: problem 'a' cannot be graded: task.kind: "),
+        (json.dumps({**PROBLEM, "task": None}), "line 2: problem 'a' cannot be graded: task: "),
     ],
 )
 def test_bad_problem_is_refused_with_file_and_line(tmp_path: Path, line: str, message: str) -> None:

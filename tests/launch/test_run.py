@@ -53,7 +53,9 @@ def project(tmp_path: Path) -> Path:
     (model / "config.json").write_text(json.dumps(shape))
     (model / "model.safetensors").touch()
     (model / "tokenizer.json").touch()
-    (tmp_path / "train.jsonl").write_text('{"id": "a", "prompt": "p", "task": {"kind": "calls", "tests": [1]}}\n')
+    (tmp_path / "train.jsonl").write_text(
+        '{"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}\n'
+    )
     return tmp_path
 
 
