@@ -15,10 +15,26 @@ class ConfigError(ValueError):
 
 
 @dataclass(kw_only=True)
+class ShapeConfig:
+    """A model whose folder is not at hand, for the planner; with a folder, its config.json is read instead."""
+
+    parameters: int = 0  # 0: counted from the dimensions
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0  # query heads
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocabulary: int = 0
+    tied: bool = False  # output embedding is the input embedding
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     path: str = MISSING  # Hugging Face folder: config.json, *.safetensors, tokenizer, chat template
     prepare: str = ""  # `debug` | `smollm2` | "": who makes the folder (and the data) when it is not there
     dtype: str = "bfloat16"  # float32 | bfloat16, of the trainer's and the engines' weights
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
 
 
 @dataclass(kw_only=True)
@@ -115,6 +131,30 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
+class PlanConfig:
+    """What `python -m launch.plan` assumes beside the run's own settings. Defaults: the job of 256 H100s."""
+
+    prompt_tokens: float = 1200.0  # mean
+    completion_tokens: float = 2500.0  # mean; the longest reach rollout.max_completion_tokens
+    length_sigma: float = 1.0  # of the log of the length: at 1 the 99th percentile is ten medians
+    sandbox_s: float = 8.0  # CPU seconds of one completion's tests
+    sandbox_cores: int = 1024
+    target_hours: float = 48.0  # for trainer.steps
+    gpu_memory_gb: float = 80.0
+    hbm_gb_s: float = 3350.0
+    peak_tflops: float = 989.0  # dense bf16
+    nvlink_gb_s: float = 900.0  # of a GPU, both directions together
+    network_gb_s: float = 50.0  # of a GPU's NIC
+    storage_gb_s: float = 20.0  # shared storage, all nodes together
+    node_mtbf_days: float = 20.0  # a node fails about once in so many days
+    restart_s: float = 600.0  # from a lost trainer node to training again, without the steps that are done again
+    compute_fraction: float = 0.40  # of peak, in the stated set of assumptions
+    bandwidth_fraction: float = 0.75
+    out: str = ""  # JSON file of the plan
+    figures: str = ""  # folder for the figures
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     name: str = "run"
     output: str = "outputs"  # the run's folder is output/name
@@ -127,6 +167,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
 
 
 CHOICES = {
@@ -145,7 +186,7 @@ AT_LEAST_ONE = (
     "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
     "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
     "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
-    "reward.judges", "data.max_prompt_tokens", "cluster.nodes",
+    "reward.judges", "data.max_prompt_tokens", "cluster.nodes", "plan.sandbox_cores",
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
@@ -156,7 +197,10 @@ AT_LEAST_ZERO = (
 POSITIVE = (
     "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
     "trainer.push_s", "trainer.stall_s", "trainer.collective_s", "reward.cpu_limit_s", "reward.memory_limit_mb",
-    "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps",
+    "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps", "plan.prompt_tokens", "plan.completion_tokens",
+    "plan.length_sigma", "plan.sandbox_s", "plan.target_hours", "plan.gpu_memory_gb", "plan.hbm_gb_s", "plan.peak_tflops",
+    "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",
+    "plan.compute_fraction", "plan.bandwidth_fraction",
 )  # fmt: skip
 
 

@@ -1,0 +1,223 @@
+"""What the planner is told: a model, a cluster, a workload. Records and their making from a run's configuration."""
+
+import json
+from dataclasses import dataclass
+from math import erf, exp, log, sqrt
+from pathlib import Path
+
+from conf.schema import ConfigError, RunConfig
+
+WEIGHT_BYTES = 2  # bf16, of the trainer's and the engines' weights
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A dense decoder. `parameters` may be the round figure that people plan with."""
+
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def weight_bytes(self) -> float:
+        return WEIGHT_BYTES * self.parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of every layer."""
+        return 2 * self.kv_heads * self.head_dim * self.layers * WEIGHT_BYTES
+
+    @property
+    def attention_flops_per_pair(self) -> float:
+        """Of one query on one key, forward, all layers: scores and their sum over values, 2 operations each."""
+        return 4.0 * self.heads * self.head_dim * self.layers
+
+    @property
+    def shape_parameters(self) -> int:
+        """Counted from the dimensions: attention, gated MLP, embeddings; norms are left out."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * (attention + 3 * self.hidden * self.ffn) + embeddings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    nodes: int
+    gpus_per_node: int
+    gpu_bytes: float  # memory of one GPU
+    hbm_bytes_s: float
+    flops: float  # dense bf16, peak of one GPU
+    nvlink_bytes_s: float  # both directions together
+    network_bytes_s: float  # of one GPU's NIC, one direction
+    storage_bytes_s: float  # the whole cluster
+    node_mtbf_s: float
+    restart_s: float  # from a lost trainer node to training again, without the work that is done again
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Completion lengths: lognormal, cut at the cap. The mean is that of the cut lengths."""
+
+    mean_tokens: float
+    cap_tokens: int
+    sigma: float  # of the log of the length
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean_tokens < self.cap_tokens:
+            raise ConfigError(
+                f"plan.completion_tokens={self.mean_tokens:g}: must lie between 0 and rollout.max_completion_tokens="
+                f"{self.cap_tokens}, the longest completion"
+            )
+
+    @property
+    def mu(self) -> float:
+        """Log of the median, such that the mean is as given."""
+        low, high = log(self.mean_tokens) - 20.0, log(self.cap_tokens) + 20.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._moment(1, middle) < self.mean_tokens else (low, middle)
+        return low
+
+    @property
+    def median_tokens(self) -> float:
+        return min(exp(self.mu), self.cap_tokens)
+
+    @property
+    def mean_square(self) -> float:
+        return self._moment(2, self.mu)
+
+    @property
+    def capped_fraction(self) -> float:
+        return self.longer_than(self.cap_tokens)
+
+    def longer_than(self, tokens: float, mu: float | None = None) -> float:
+        """Share of completions that would go on after so many tokens."""
+        if tokens <= 0:
+            return 1.0
+        return 1.0 - _normal((log(tokens) - (self.mu if mu is None else mu)) / self.sigma)
+
+    def _moment(self, order: int, mu: float) -> float:
+        """Of the cut length: the lognormal's part below the cap, and the cap for what lies above."""
+        below = (log(self.cap_tokens) - mu) / self.sigma
+        part = exp(order * mu + (order * self.sigma) ** 2 / 2) * _normal(below - order * self.sigma)
+        return part + float(self.cap_tokens) ** order * (1.0 - _normal(below))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    steps: int
+    groups: int  # P
+    completions_per_group: int  # G
+    minibatches: int
+    prompt_tokens: float
+    lengths: Lengths
+    reference: bool  # a KL penalty needs the reference's log-probs
+    segment_tokens: int
+    sandbox_s: float  # CPU seconds of one completion's tests
+    sandbox_cores: int
+    target_hours: float
+
+    @property
+    def completions(self) -> int:
+        return self.groups * self.completions_per_group
+
+    @property
+    def generated_tokens(self) -> float:
+        return self.completions * self.lengths.mean_tokens
+
+    @property
+    def prompt_tokens_a_step(self) -> float:
+        return self.completions * self.prompt_tokens
+
+    @property
+    def trained_tokens(self) -> float:
+        """Prompts included: the forward pass needs them."""
+        return self.generated_tokens + self.prompt_tokens_a_step
+
+    @property
+    def mean_square_length(self) -> float:
+        """Of prompt and completion together; the prompt's own spread is neglected."""
+        lengths = self.lengths
+        return self.prompt_tokens**2 + 2 * self.prompt_tokens * lengths.mean_tokens + lengths.mean_square
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean context that a running sequence attends to. Long completions run longer, so they count by their length."""
+        return self.prompt_tokens + self.lengths.mean_square / (2 * self.lengths.mean_tokens)
+
+    @property
+    def longest_tokens(self) -> float:
+        return self.prompt_tokens + self.lengths.cap_tokens
+
+
+def _normal(x: float) -> float:
+    return 0.5 * (1.0 + erf(x / sqrt(2.0)))
+
+
+def read_inputs(config: RunConfig) -> tuple[Model, Cluster, Workload]:
+    """Raises ConfigError for what cannot be planned."""
+    plan, algo = config.plan, config.algo
+    cluster = Cluster(
+        nodes=config.cluster.nodes, gpus_per_node=config.cluster.gpus_per_node or 8, gpu_bytes=plan.gpu_memory_gb * 1e9,
+        hbm_bytes_s=plan.hbm_gb_s * 1e9, flops=plan.peak_tflops * 1e12, nvlink_bytes_s=plan.nvlink_gb_s * 1e9,
+        network_bytes_s=plan.network_gb_s * 1e9, storage_bytes_s=plan.storage_gb_s * 1e9,
+        node_mtbf_s=plan.node_mtbf_days * DAY_S, restart_s=plan.restart_s,
+    )  # fmt: skip
+    lengths = Lengths(
+        mean_tokens=plan.completion_tokens, cap_tokens=config.rollout.max_completion_tokens, sigma=plan.length_sigma
+    )
+    workload = Workload(
+        steps=config.trainer.steps, groups=algo.groups_per_step, completions_per_group=algo.completions_per_group,
+        minibatches=algo.minibatches, prompt_tokens=plan.prompt_tokens, lengths=lengths, reference=algo.kl_coef > 0,
+        segment_tokens=config.rollout.segment_tokens, sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores,
+        target_hours=plan.target_hours,
+    )  # fmt: skip
+    return read_model(config), cluster, workload
+
+
+def read_model(config: RunConfig) -> Model:
+    """From the model's folder if it is there, else from `model.shape`."""
+    folder = Path(config.model.path)
+    file = folder / "config.json"
+    if file.is_file():
+        return model_from_hf(folder.name, json.loads(file.read_text()))
+    shape = config.model.shape
+    dimensions = {
+        key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")
+    }
+    if missing := [key for key, value in dimensions.items() if value < 1]:
+        raise ConfigError(
+            f"model.shape.{missing[0]}={dimensions[missing[0]]}: the planner needs the model's dimensions. Give model.path a "
+            "Hugging Face folder that exists, or every field of model.shape (see conf/model/kestrel_32b.yaml)"
+        )
+    model = Model(name=folder.name, parameters=shape.parameters, tied=shape.tied, **dimensions)
+    if shape.parameters <= 0:
+        return Model(name=folder.name, parameters=float(model.shape_parameters), tied=shape.tied, **dimensions)
+    return model
+
+
+def model_from_hf(name: str, hf: dict) -> Model:
+    """From the content of a Hugging Face `config.json` of a dense decoder. Raises ConfigError."""
+    try:
+        heads, hidden = int(hf["num_attention_heads"]), int(hf["hidden_size"])
+        model = Model(
+            name=name, parameters=0.0, layers=int(hf["num_hidden_layers"]), hidden=hidden, heads=heads,
+            kv_heads=int(hf.get("num_key_value_heads") or heads), head_dim=int(hf.get("head_dim") or hidden // heads),
+            ffn=int(hf["intermediate_size"]), vocabulary=int(hf["vocab_size"]), tied=bool(hf.get("tie_word_embeddings", False)),
+        )  # fmt: skip
+    except KeyError as error:
+        raise ConfigError(f"{name}/config.json lacks {error}: the planner knows dense decoders of the Llama and Qwen kind") from None
+    counted = {field: getattr(model, field) for field in Model.__dataclass_fields__}
+    return Model(**{**counted, "parameters": float(model.shape_parameters)})

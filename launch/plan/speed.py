@@ -1,0 +1,81 @@
+"""How fast things are: one set of formulas, and two sets of constants for them.
+
+`stated` is what the job's sheet says to plan with: 40% of peak compute, 75% of peak bandwidth, nothing else.
+`calibrated` is fitted to measurements (`launch/plan/calibrate.py`): it has per-step and per-sequence overheads and the
+exchange between tensor-parallel ranks, which `stated` sets to zero.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from launch.plan.inputs import Cluster, Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What the formulas need to know; fractions are of the cluster's peaks."""
+
+    name: str
+    decode_step_s: float  # of each decode step, whatever is in it: launches, latencies, sampling
+    sequence_s: float  # of each running sequence in a decode step
+    weight_fraction: float  # of HBM bandwidth, reading weights
+    kv_fraction: float  # of HBM bandwidth, reading the KV cache
+    prefill_fraction: float  # of peak compute
+    exchange_fraction: float  # of one direction of NVLink, tensor-parallel exchange; 0: hidden or already in the others
+    skips_embedding: bool  # a decode step reads one row a sequence of the input embedding; `stated` counts all of it
+    engine_memory_fraction: float  # of a GPU's memory, for weights and KV cache
+    train_fraction: float  # of peak compute while a stage is busy
+    network_fraction: float  # of a NIC
+    push_bytes_s: float  # trainer to engines; 0: what the pipeline stages' NICs give
+    sources: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """The constants at work on a model and a cluster."""
+
+    model: Model
+    cluster: Cluster
+    constants: Constants
+
+    @cached_property
+    def decoded_bytes(self) -> float:
+        """Weights that a decode step reads."""
+        model = self.model
+        skipped = 2 * model.vocabulary * model.hidden if self.constants.skips_embedding and not model.tied else 0
+        return model.weight_bytes - skipped
+
+    def decode_step_s(self, tp: int, sequences: float, context_tokens: float) -> float:
+        """One token for each of the running sequences, whose mean context is given."""
+        c, hbm = self.constants, tp * self.cluster.hbm_bytes_s
+        weights = self.decoded_bytes / (hbm * c.weight_fraction)
+        cache = sequences * context_tokens * self.model.kv_bytes_per_token / (hbm * c.kv_fraction)
+        return c.decode_step_s + c.sequence_s * sequences + weights + cache
+
+    def prefill_s(self, tp: int, tokens: float, context_tokens: float = 0.0) -> float:
+        """A prompt of `tokens`, or so many on top of a context that is there already."""
+        c, model = self.constants, self.model
+        pairs = tokens * (context_tokens + tokens / 2)
+        flops = 2 * model.parameters * tokens + model.attention_flops_per_pair * pairs
+        return flops / (tp * self.cluster.flops * c.prefill_fraction) + tokens * self.exchange_s_a_token(tp)
+
+    def exchange_s_a_token(self, tp: int) -> float:
+        """Tensor-parallel exchange of a forward pass: two all-reduces a layer, each 2 (tp - 1) / tp of the activations."""
+        c, model = self.constants, self.model
+        if tp == 1 or not c.exchange_fraction:
+            return 0.0
+        moved = 2 * model.layers * 2 * (tp - 1) / tp * model.hidden * 2
+        return moved / (self.cluster.nvlink_bytes_s / 2 * c.exchange_fraction)
+
+    def kv_tokens(self, tp: int) -> float:
+        """Tokens that an engine's cache holds; not above 0 when the weights alone do not fit."""
+        room = tp * self.cluster.gpu_bytes * self.constants.engine_memory_fraction - self.model.weight_bytes
+        return room / self.model.kv_bytes_per_token
+
+
+def stated(compute_fraction: float = 0.40, bandwidth_fraction: float = 0.75) -> Constants:
+    return Constants(
+        name="stated", decode_step_s=0.0, sequence_s=0.0, weight_fraction=bandwidth_fraction, kv_fraction=bandwidth_fraction,
+        prefill_fraction=compute_fraction, exchange_fraction=0.0, skips_embedding=False, engine_memory_fraction=0.85, train_fraction=compute_fraction,
+        network_fraction=bandwidth_fraction, push_bytes_s=0.0, sources="the job's sheet: fractions of peak, no overheads",
+    )  # fmt: skip
