@@ -64,6 +64,11 @@ class Leases:
         self.offer(key)
         return True
 
+    def begin(self, group: int, trajectories: int) -> None:
+        """A group is new."""
+        for i in range(trajectories):
+            heapq.heappush(self._to_generate, (group, i))
+
     def offer(self, key: Key) -> None:
         """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
         self._leases.pop(key, None)

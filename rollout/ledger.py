@@ -265,19 +265,25 @@ class Ledger:
         for change in changes:
             self.state.apply(change)
             match change:
-                case Admitted():
-                    for i in range(change.completions):
-                        self.leases.offer((change.group, i))
-                case Extended() | Graded():
+                case Extended():
                     self.leases.offer((change.group, change.trajectory))
+                    continue  # no group is any nearer to being taken
+                case Lost():
+                    continue
+                case Graded():
+                    self.leases.offer((change.group, change.trajectory))
+                case Admitted():
+                    self.leases.begin(change.group, change.completions)
                 case Dropped():
                     self.leases.end([change.group])
-                case Rewound() | EvalClosed():
+                case EvalClosed():
                     self.leases.end(self.state.dead)
-            if isinstance(change, Published | Rewound | Durable):
-                self.leases.reconsider()
-            if not isinstance(change, Extended | Lost):
-                self._takeable_is_known = False
+                case Rewound():
+                    self.leases.end(self.state.dead)
+                    self.leases.reconsider()
+                case Published() | Durable():
+                    self.leases.reconsider()
+            self._takeable_is_known = False
 
     # What a lease is about, and what is waited for.
 
