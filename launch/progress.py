@@ -5,6 +5,7 @@ On a terminal the last line is a live status; elsewhere there are plain lines on
 """
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -66,21 +67,30 @@ def row(line: Metrics, steps: int) -> str:
 
 
 class MetricsFile:
-    """The lines of metrics.jsonl, as they come; a line that is still being written waits."""
+    """The lines of metrics.jsonl, as they come; a line that is still being written waits.
+
+    A trainer that resumes replaces the file, without the steps that it will do again; so a line is new by its time.
+    """
 
     def __init__(self, path: Path, *, from_start: bool) -> None:
         self._path = path
-        self._offset = 0 if from_start or not path.exists() else path.stat().st_size
+        self._inode = 0
+        self._offset = 0
+        self._newest_s = 0.0 if from_start else time.time()
 
     def new_lines(self) -> list[Metrics]:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._offset = inode, 0
             file.seek(self._offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+        fresh = [line for line in map(json.loads, whole.splitlines()) if line["time"] > self._newest_s]
+        self._newest_s = max((line["time"] for line in fresh), default=self._newest_s)
+        return fresh
 
 
 class Progress:

@@ -83,7 +83,7 @@ def check_finished(run: Path, steps: int) -> None:
     lines = [line for line in metrics(run) if line["step"] > 0]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert max(line["lag/max_versions"] for line in lines) <= 2
-    status = json.loads((run / "summary.json").read_text())["queue"]
+    status = json.loads((run / "summary.json").read_text())["queue"]["ledger"]
     assert status["trained_tokens"] == sum(line["tokens/trained"] for line in lines)
     assert status["waiting_tokens"] == 0 and not status["dropped_groups"]
     assert status["admitted_groups"] == steps * 6
@@ -93,7 +93,7 @@ def test_a_run_whose_worker_engine_judge_and_queue_server_are_killed_finishes_an
     run = tmp_path / "chaos"
     with launched(tmp_path, "chaos", "experiment=debug", f"output={tmp_path}", "name=chaos", *SMALL) as launcher:
         victims = [
-            ("an engine", ("sglang.launch_server",)),
+            ("an engine", ("--model-path=",)),
             ("the queue server", ("rollout.queue",)),
             ("a judge", ("-m reward",)),
             ("a rollout worker", ("-m rollout ",)),
@@ -133,7 +133,7 @@ def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint(tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: int) -> None:
     with launched(tmp_path, "interrupted", "experiment=debug", f"output={tmp_path}", "name=interrupted", *SMALL) as launcher:
-        wait_until("an engine", lambda: bool(find(launcher, "sglang.launch_server")), launcher, tmp_path)
+        wait_until("an engine", lambda: bool(find(launcher, "--model-path=")), launcher, tmp_path)
         members = family(launcher.pid)
         os.kill(launcher.pid, number)
         launcher.wait(timeout=30)

@@ -56,7 +56,10 @@ class MetricsWriter:
 
         path = run_dir / "metrics.jsonl"
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= version] if version else []
-        path.write_text("".join(kept))
+        # Replaced, not rewritten: whoever follows the file sees the old one whole or the new one.
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text("".join(kept))
+        unfinished.replace(path)
         self._file = path.open("a", buffering=1)
         self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=version + 1 if version else None)
         self._wandb = None

@@ -2,6 +2,7 @@ import io
 import json
 import math
 import socket
+import time
 from pathlib import Path
 
 from launch.placement import Process
@@ -11,8 +12,9 @@ STEP = {"step": 3, "reward/mean": 0.4375, "lag/max_versions": 2, "tokens/trained
 
 
 def write(path: Path, *lines: dict[str, object]) -> None:
+    """Appends lines as the trainer does, each with its time."""
     with path.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.writelines(json.dumps({"time": time.time(), **line}) + "\n" for line in lines)
 
 
 def test_row_shows_what_there_is_and_leaves_out_what_is_not() -> None:
@@ -25,11 +27,11 @@ def test_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path, from_start=True)
     assert metrics.new_lines() == []
-    path.write_text('{"step": 1}\n{"st')
-    assert metrics.new_lines() == [{"step": 1}]
+    path.write_text('{"step": 1, "time": 1.0}\n{"st')
+    assert [line["step"] for line in metrics.new_lines()] == [1]
     with path.open("a") as file:
-        file.write('ep": 2}\n')
-    assert metrics.new_lines() == [{"step": 2}]
+        file.write('ep": 2, "time": 2.0}\n')
+    assert [line["step"] for line in metrics.new_lines()] == [2]
     assert metrics.new_lines() == []
 
 
@@ -41,6 +43,18 @@ def test_resumed_run_shows_new_lines_only(tmp_path: Path) -> None:
     progress.tick()
     assert "2/5  0.250" in out.getvalue()
     assert "1/5" not in out.getvalue()
+
+
+def test_file_that_a_resuming_trainer_replaces_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1}, {"step": 2}, {"step": 3})
+    metrics = MetricsFile(path, from_start=False)
+    assert metrics.new_lines() == []
+    write(tmp_path / "other", {"step": 1, "time": 1.0})
+    (tmp_path / "other").replace(path)
+    assert metrics.new_lines() == []
+    write(path, {"step": 2, "reward/mean": 0.5, "grad_norm": 1.0, "a long line": "longer than what was there before" * 9})
+    assert [line["step"] for line in metrics.new_lines()] == [2]
 
 
 def test_engine_that_listens_is_announced_once(tmp_path: Path) -> None:
@@ -59,9 +73,9 @@ def test_engine_that_listens_is_announced_once(tmp_path: Path) -> None:
 def test_step_that_was_done_twice_counts_once(tmp_path: Path) -> None:
     write(
         tmp_path / "metrics.jsonl",
-        {"step": 0, "eval/pass_rate": 0.3},
-        {"step": 1, "reward/mean": 0.1},
-        {"step": 1, "reward/mean": 0.2},
+        {"step": 0, "eval/pass_rate": 0.3, "time": 0.5},
+        {"step": 1, "reward/mean": 0.1, "time": 1.0},
+        {"step": 1, "reward/mean": 0.2, "time": 2.0},
     )
     assert [line.get("reward/mean") for line in read_metrics(tmp_path)] == [None, 0.2]
 
