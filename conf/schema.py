@@ -148,10 +148,13 @@ class PlanConfig:
     storage_gb_s: float = 20.0  # shared storage, all nodes together
     node_mtbf_days: float = 20.0  # a node fails about once in so many days
     restart_s: float = 600.0  # from a lost trainer node to training again, without the steps that are done again
+    staleness_limit: int = 4  # the most that is searched: published runs learned as well up to 4, less well at 8
+    max_cp: int = 1  # context parallelism that is searched
     compute_fraction: float = 0.40  # of peak, in the stated set of assumptions
     bandwidth_fraction: float = 0.75
     out: str = ""  # JSON file of the plan
-    figures: str = ""  # folder for the figures
+    figures: str = ""  # HTML page of the figures
+    show: list[str] = field(default_factory=list)  # sections of the report; none: all
 
 
 @dataclass(kw_only=True)
@@ -187,6 +190,7 @@ AT_LEAST_ONE = (
     "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
     "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
     "reward.judges", "data.max_prompt_tokens", "cluster.nodes", "plan.sandbox_cores",
+    "plan.staleness_limit", "plan.max_cp",
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",

@@ -1,7 +1,8 @@
 """What the planner is told: a model, a cluster, a workload. Records and their making from a run's configuration."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import erf, exp, log, sqrt
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from conf.schema import ConfigError, RunConfig
 
 WEIGHT_BYTES = 2  # bf16, of the trainer's and the engines' weights
 DAY_S = 86_400.0
+SLICES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ class Cluster:
         return self.nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Lengths:
     """Completion lengths: lognormal, cut at the cap. The mean is that of the cut lengths."""
 
@@ -81,7 +83,7 @@ class Lengths:
                 f"{self.cap_tokens}, the longest completion"
             )
 
-    @property
+    @cached_property
     def mu(self) -> float:
         """Log of the median, such that the mean is as given."""
         low, high = log(self.mean_tokens) - 20.0, log(self.cap_tokens) + 20.0
@@ -94,7 +96,7 @@ class Lengths:
     def median_tokens(self) -> float:
         return min(exp(self.mu), self.cap_tokens)
 
-    @property
+    @cached_property
     def mean_square(self) -> float:
         return self._moment(2, self.mu)
 
@@ -102,11 +104,15 @@ class Lengths:
     def capped_fraction(self) -> float:
         return self.longer_than(self.cap_tokens)
 
-    def longer_than(self, tokens: float, mu: float | None = None) -> float:
+    def longer_than(self, tokens: float) -> float:
         """Share of completions that would go on after so many tokens."""
-        if tokens <= 0:
-            return 1.0
-        return 1.0 - _normal((log(tokens) - (self.mu if mu is None else mu)) / self.sigma)
+        return 1.0 - _normal((log(tokens) - self.mu) / self.sigma) if tokens > 0 else 1.0
+
+    @cached_property
+    def survival(self) -> tuple[tuple[float, float], ...]:
+        """(token, share of completions that are longer), at the middles of `SLICES` equal slices up to the cap."""
+        middles = [(i + 0.5) * self.cap_tokens / SLICES for i in range(SLICES)]
+        return tuple((at, self.longer_than(at)) for at in middles)
 
     def _moment(self, order: int, mu: float) -> float:
         """Of the cut length: the lognormal's part below the cap, and the cap for what lies above."""
@@ -115,7 +121,7 @@ class Lengths:
         return part + float(self.cap_tokens) ** order * (1.0 - _normal(below))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     steps: int
     groups: int  # P
@@ -152,10 +158,16 @@ class Workload:
         lengths = self.lengths
         return self.prompt_tokens**2 + 2 * self.prompt_tokens * lengths.mean_tokens + lengths.mean_square
 
-    @property
+    @cached_property
     def context_tokens(self) -> float:
         """Mean context that a running sequence attends to. Long completions run longer, so they count by their length."""
         return self.prompt_tokens + self.lengths.mean_square / (2 * self.lengths.mean_tokens)
+
+    @cached_property
+    def resumed_tokens(self) -> float:
+        """Context that is prefilled again, over a step, because completions are cut into segments and go on elsewhere."""
+        cuts = range(self.segment_tokens, self.lengths.cap_tokens, self.segment_tokens)
+        return self.completions * sum(self.lengths.longer_than(cut) * (self.prompt_tokens + cut) for cut in cuts)
 
     @property
     def longest_tokens(self) -> float:
@@ -194,18 +206,14 @@ def read_model(config: RunConfig) -> Model:
     if file.is_file():
         return model_from_hf(folder.name, json.loads(file.read_text()))
     shape = config.model.shape
-    dimensions = {
-        key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")
-    }
+    dimensions = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")}
     if missing := [key for key, value in dimensions.items() if value < 1]:
         raise ConfigError(
             f"model.shape.{missing[0]}={dimensions[missing[0]]}: the planner needs the model's dimensions. Give model.path a "
             "Hugging Face folder that exists, or every field of model.shape (see conf/model/kestrel_32b.yaml)"
         )
     model = Model(name=folder.name, parameters=shape.parameters, tied=shape.tied, **dimensions)
-    if shape.parameters <= 0:
-        return Model(name=folder.name, parameters=float(model.shape_parameters), tied=shape.tied, **dimensions)
-    return model
+    return model if shape.parameters > 0 else replace(model, parameters=float(model.shape_parameters))
 
 
 def model_from_hf(name: str, hf: dict) -> Model:
@@ -218,6 +226,5 @@ def model_from_hf(name: str, hf: dict) -> Model:
             ffn=int(hf["intermediate_size"]), vocabulary=int(hf["vocab_size"]), tied=bool(hf.get("tie_word_embeddings", False)),
         )  # fmt: skip
     except KeyError as error:
-        raise ConfigError(f"{name}/config.json lacks {error}: the planner knows dense decoders of the Llama and Qwen kind") from None
-    counted = {field: getattr(model, field) for field in Model.__dataclass_fields__}
-    return Model(**{**counted, "parameters": float(model.shape_parameters)})
+        raise ConfigError(f"{name}/config.json lacks {error}: the planner knows dense decoders like Llama and Qwen") from None
+    return replace(model, parameters=float(model.shape_parameters))

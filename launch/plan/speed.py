@@ -76,6 +76,7 @@ class Speed:
 def stated(compute_fraction: float = 0.40, bandwidth_fraction: float = 0.75) -> Constants:
     return Constants(
         name="stated", decode_step_s=0.0, sequence_s=0.0, weight_fraction=bandwidth_fraction, kv_fraction=bandwidth_fraction,
-        prefill_fraction=compute_fraction, exchange_fraction=0.0, skips_embedding=False, engine_memory_fraction=0.85, train_fraction=compute_fraction,
+        prefill_fraction=compute_fraction, exchange_fraction=0.0, skips_embedding=False, engine_memory_fraction=0.85,
+        train_fraction=compute_fraction,
         network_fraction=bandwidth_fraction, push_bytes_s=0.0, sources="the job's sheet: fractions of peak, no overheads",
     )  # fmt: skip

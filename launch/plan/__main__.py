@@ -1,0 +1,81 @@
+"""The planner's command.
+
+    python -m launch.plan experiment=kestrel_256 [overrides]          the whole report
+    python -m launch.plan experiment=kestrel_256 plan.show=[splits]   some sections of it
+    python -m launch.plan experiment=kestrel_256 plan.out=plan.json plan.figures=plan.html
+    python -m launch.plan check=points.csv                            measured against predicted, nothing refitted
+
+Exit codes: 0 · 2 it was asked for wrongly.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+
+from conf.load import register, to_run_config
+from conf.messages import UserError, one_line
+from conf.schema import ConfigError, RunConfig
+from launch.plan.check import check_report
+from launch.plan.figures import page
+from launch.plan.record import study_record
+from launch.plan.report import report
+from launch.plan.study import make_study
+
+ASKED_WRONGLY = 2
+CHECK = "check="
+
+
+def run(arguments: Sequence[str]) -> str:
+    """What is printed. Raises ConfigError and Hydra's errors."""
+    checks = [argument.removeprefix(CHECK) for argument in arguments if argument.startswith(CHECK)]
+    if checks:
+        if len(arguments) > 1:
+            raise ConfigError(f"{CHECK}FILE stands alone; leave out {next(a for a in arguments if not a.startswith(CHECK))!r}")
+        return check_report(Path(checks[0]))
+    config = _configuration(arguments)
+    study = make_study(config)
+    text = report(study, config.plan.show)
+    for where, content in ((config.plan.out, _json), (config.plan.figures, page)):
+        if where:
+            _write(Path(where), content(study))
+            text += f"\n\nwritten: {where}"
+    return text
+
+
+def _configuration(arguments: Sequence[str]) -> RunConfig:
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return to_run_config(compose("config", overrides=["name=plan", *arguments]))
+
+
+def _json(study) -> str:
+    return json.dumps(study_record(study), indent=2) + "\n"
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def main() -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
+    if not sys.argv[1:] or set(sys.argv[1:]) & {"-h", "--help"}:
+        print(__doc__)
+        return 0 if sys.argv[1:] else ASKED_WRONGLY
+    try:
+        print(run(sys.argv[1:]))
+    except (*UserError, ConfigError) as error:
+        print(f"plan: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+        return ASKED_WRONGLY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

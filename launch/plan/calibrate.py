@@ -1,0 +1,160 @@
+"""Fits the calibrated constants to measurements, and says how well they predict what was held back.
+
+    python -m launch.plan.calibrate           refits, prints the constants and the errors on held-back groups
+    python -m launch.plan.calibrate --write   and stores them in launch/plan/data/calibration.json
+
+Generation: eleven numbers on 56 latencies of SGLang on H100s, each with a prior of what is physically plausible, so that
+what the measurements do not say stays where it was. Every prediction afterwards reads the stored file; nothing is
+refitted then.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from launch.plan.least_squares import F64, minimise, soft
+from launch.plan.points import Point, Protocol, predict, read_points
+from launch.plan.speed import Constants
+from launch.plan.training_points import fit_train_fraction
+
+DATA = Path(__file__).with_name("data")
+POINTS = DATA / "qwen3_32b_h100_decode.csv"
+STORED = DATA / "calibration.json"
+NOISE = 0.03  # relative, of a measurement: a residual beyond it counts linearly
+PUSH_BYTES_S = 64e9 / 2.67  # the slower of the NCCL pushes at 30-32B that were published (miles)
+"""name -> (prior mean, prior spread); the spread is relative but for the exponent and the retraction."""
+PRIORS = {
+    "decode_step_s": (5e-3, 0.3),
+    "sequence_s": (30e-6, 0.5),
+    "weight_fraction": (0.9, 0.12),
+    "kv_fraction": (0.8, 0.15),
+    "prefill_fraction": (0.6, 0.2),
+    "exchange_fraction": (0.75, 0.3),
+    "engine_memory_fraction": (0.85, 0.025),
+    "prefill_share": (0.5, 0.2),
+    "chunk_loss": (1.0, 0.4),
+    "retraction": (0.2, 0.5),
+    "output_exponent": (0.0, 0.1),
+}
+ADDITIVE = {"output_exponent"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    constants: Constants
+    protocol: Protocol
+
+
+def _unpack(x: F64) -> dict[str, float]:
+    values = {}
+    for (name, (mean, spread)), z in zip(PRIORS.items(), x, strict=True):
+        values[name] = float(mean + spread * z) if name in ADDITIVE else float(mean * np.exp(spread * z))
+    return values
+
+
+def _calibration(values: dict[str, float], train_fraction: float) -> Calibration:
+    protocol = Protocol(**{name: values[name] for name in Protocol.__dataclass_fields__})
+    engine = {name: value for name, value in values.items() if name in Constants.__dataclass_fields__}
+    constants = Constants(
+        name="calibrated", skips_embedding=True, train_fraction=train_fraction, network_fraction=0.75, push_bytes_s=PUSH_BYTES_S,
+        sources="SGLang on H100 (56 points), NeMo-RL's training rate, the push of miles", **engine,
+    )  # fmt: skip
+    return Calibration(constants=constants, protocol=protocol)
+
+
+def fit(points: Sequence[Point]) -> Calibration:
+    """Residuals: the log of TPOT and, where nothing waited for the cache, of a request's whole turn. The turn holds all the
+    prefill whatever its share in TPOT, so it tells the step's speed and the prefill's apart."""
+
+    def residuals(x: F64) -> F64:
+        calibration = _calibration(_unpack(x), 1.0)
+        errors = []
+        for point in points:
+            said = predict(point, calibration.constants, calibration.protocol)
+            errors.append(np.log(said.tpot_s / point.tpot_s))
+            held = point.ttft_s > 0 and said.running >= point.sequences
+            errors.append(np.log(said.turn_s / point.turn_s) if held else 0.0)
+        return np.concatenate([soft(np.array(errors), NOISE), NOISE * x])
+
+    values = _unpack(minimise(residuals, np.zeros(len(PRIORS))))
+    return _calibration(values, fit_train_fraction(_calibration(values, 1.0).constants))
+
+
+@cache
+def stored() -> Calibration:
+    record = json.loads(STORED.read_text())
+    return Calibration(constants=Constants(**record["constants"]), protocol=Protocol(**record["protocol"]))
+
+
+def relative_errors(points: Sequence[Point], calibration: Calibration) -> F64:
+    return np.array([predict(p, calibration.constants, calibration.protocol).tpot_s / p.tpot_s - 1 for p in points])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    what: str
+    errors: F64  # relative, of predicted time per output token, each point predicted without its group
+
+    @property
+    def median(self) -> float:
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def p90(self) -> float:
+        return float(np.quantile(np.abs(self.errors), 0.9))
+
+
+def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], float]) -> HeldOut:
+    errors = [
+        relative_errors([p for p in points if key(p) == value], fit([p for p in points if key(p) != value]))
+        for value in sorted({key(p) for p in points})
+    ]
+    return HeldOut(what=what, errors=np.concatenate(errors))
+
+
+def fifths(points: Sequence[Point], seed: int = 0) -> HeldOut:
+    """Every point predicted from the other four fifths, in random order."""
+    order = np.random.default_rng(seed).permutation(len(points))
+    errors = []
+    for held in np.array_split(order, 5):
+        inside = set(held.tolist())
+        fitted = fit([p for i, p in enumerate(points) if i not in inside])
+        errors.append(relative_errors([points[i] for i in held], fitted))
+    return HeldOut(what="random fifths", errors=np.concatenate(errors))
+
+
+GROUPS: dict[str, Callable[[Point], float]] = {
+    "tensor_parallel": lambda p: p.tp,
+    "concurrent_sequences": lambda p: p.sequences,
+    "prompt_tokens": lambda p: p.prompt_tokens,
+    "output_tokens": lambda p: p.output_tokens,
+}
+
+
+def held_out(points: Sequence[Point]) -> list[HeldOut]:
+    return [fifths(points), *(leave_groups_out(points, what, key) for what, key in GROUPS.items())]
+
+
+def main() -> None:
+    points = read_points(POINTS)
+    calibration = fit(points)
+    for name, value in {**asdict(calibration.constants), **asdict(calibration.protocol)}.items():
+        print(f"{name:<24} {value:.6g}" if isinstance(value, float) else f"{name:<24} {value}")
+    print()
+    errors = np.abs(relative_errors(points, calibration))
+    fitted = "fitted, all points"
+    print(f"{fitted:<32} median {np.median(errors):6.1%}  p90 {np.quantile(errors, 0.9):6.1%}  max {errors.max():6.1%}")
+    for held in held_out(points):
+        print(f"held back: {held.what:<21} median {held.median:6.1%}  p90 {held.p90:6.1%}  max {np.abs(held.errors).max():6.1%}")
+    if "--write" in sys.argv[1:]:
+        STORED.write_text(json.dumps(asdict(calibration), indent=2) + "\n")
+        print(f"\nwritten to {STORED}")
+
+
+if __name__ == "__main__":
+    main()

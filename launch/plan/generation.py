@@ -1,0 +1,159 @@
+"""What one RL step costs the fleet, what an engine's memory holds, and how long the longest completion takes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from conf.schema import ConfigError
+from launch.plan.inputs import SLICES, Workload
+from launch.plan.lines import Line, count
+from launch.plan.speed import Speed
+from launch.plan.training import nearest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    engines: int
+    tp: int
+    concurrency: int
+
+    @property
+    def gpus(self) -> int:
+        return self.engines * self.tp
+
+    def __str__(self) -> str:
+        return f"{self.engines} x TP{self.tp}, {self.concurrency} at once"
+
+
+def check_fleet(fleet: Fleet, workload: Workload, speed: Speed) -> None:
+    """Raises ConfigError with the nearest thing that works."""
+    model, per_node = speed.model, speed.cluster.gpus_per_node
+    possible = [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
+    if fleet.tp not in possible:
+        raise ConfigError(
+            f"rollout.engine_tp={fleet.tp} must divide the {model.heads} query and {model.kv_heads} key-value heads and the "
+            f"{per_node} GPUs of a node; {nearest(fleet.tp, possible)} does"
+        )
+    holding = [t for t in possible if speed.kv_tokens(t) >= workload.longest_tokens]
+    if fleet.tp not in holding:
+        wanted = f"the smallest that does is rollout.engine_tp={holding[0]}" if holding else "no engine within a node does"
+        raise ConfigError(
+            f"rollout.engine_tp={fleet.tp}: {fleet.tp * speed.cluster.gpu_bytes / 1e9:.0f} GB cannot hold the weights "
+            f"({model.weight_bytes / 1e9:.0f} GB) and one completion of {workload.longest_tokens:.0f} tokens; {wanted}"
+        )
+
+
+def sequences_that_fit(workload: Workload, speed: Speed, tp: int) -> int:
+    """Running sequences that the cache holds at their mean context."""
+    return max(0, int(speed.kv_tokens(tp) / workload.context_tokens))
+
+
+def running_sequences(workload: Workload, speed: Speed, fleet: Fleet, max_staleness: int) -> float:
+    """In one engine: what is asked for, what its cache holds, and what the ledger admits."""
+    admitted = (max_staleness + 1) * workload.completions / fleet.engines
+    return max(1.0, min(fleet.concurrency, sequences_that_fit(workload, speed, fleet.tp), admitted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationCost:
+    """A fleet that is kept busy: as many running as there is room for, in all stages of their completion."""
+
+    workload: Workload
+    speed: Speed
+    fleet: Fleet
+    push_s: float
+    running: float  # sequences in one engine
+
+    @cached_property
+    def decode_parts_s(self) -> tuple[float, float, float]:
+        """Of a decode step: weights, KV cache, overheads."""
+        c, hbm = self.speed.constants, self.fleet.tp * self.speed.cluster.hbm_bytes_s
+        cached = self.running * self.workload.context_tokens * self.speed.model.kv_bytes_per_token
+        weights_s = self.speed.decoded_bytes / (hbm * c.weight_fraction)
+        return weights_s, cached / (hbm * c.kv_fraction), c.decode_step_s + c.sequence_s * self.running
+
+    @cached_property
+    def prompt_s(self) -> float:
+        return self.speed.prefill_s(self.fleet.tp, self.workload.prompt_tokens)
+
+    @property
+    def decode_steps(self) -> float:
+        """Summed over the engines."""
+        return self.workload.generated_tokens / self.running
+
+    @property
+    def retracted_tokens(self) -> float:
+        """In flight when the weights are pushed."""
+        return self.fleet.engines * self.running * self.workload.context_tokens
+
+    @cached_property
+    def gpu_s_by_part(self) -> dict[str, float]:
+        tp, context = self.fleet.tp, self.workload.context_tokens
+        weights_s, cache_s, overhead_s = self.decode_parts_s
+        again_s = self.speed.prefill_s(tp, context) / context  # a token of context that is prefilled again
+        return {
+            "decode: weights": self.decode_steps * weights_s * tp,
+            "decode: KV cache": self.decode_steps * cache_s * tp,
+            "decode: overheads": self.decode_steps * overhead_s * tp,
+            "prefill: prompts": self.workload.completions * self.prompt_s * tp,
+            "prefill: resumed segments": self.workload.resumed_tokens * again_s * tp,
+            "prefill: after the push": self.retracted_tokens * again_s * tp,
+            "weight push": self.push_s * self.fleet.gpus,
+        }
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        c, work = self.speed.constants, self.workload
+        weights_s, cache_s, _ = self.decode_parts_s
+        why = {
+            "decode: weights": f"{weights_s * 1e3:.2f} ms x {count(self.decode_steps)} decode steps",
+            "decode: KV cache": f"{self.running:.0f} sequences x {work.context_tokens:.0f} tokens: {cache_s * 1e3:.2f} ms a step",
+            "decode: overheads": f"{c.decode_step_s * 1e3:.2f} ms a step and {c.sequence_s * 1e6:.0f} us a sequence",
+            "prefill: prompts": f"{count(work.prompt_tokens_a_step)} tokens, {self.prompt_s * 1e3:.0f} ms a prompt; none shared",
+            "prefill: resumed segments": f"{count(work.resumed_tokens)} tokens of cut completions, all on another engine",
+            "prefill: after the push": f"{count(self.retracted_tokens)} tokens in flight are retracted and prefilled again",
+            "weight push": f"all engines pause for {self.push_s:.2f} s",
+        }
+        return tuple(Line(name=name, gpu_s=gpu_s, why=why[name]) for name, gpu_s in self.gpu_s_by_part.items())
+
+    @cached_property
+    def gpu_s(self) -> float:
+        return sum(self.gpu_s_by_part.values())
+
+    @property
+    def step_s(self) -> float:
+        return self.gpu_s / self.fleet.gpus
+
+    @property
+    def decode_step_s(self) -> float:
+        return sum(self.decode_parts_s)
+
+    @property
+    def tpot_s(self) -> float:
+        """Between two tokens of one completion, all interruptions counted."""
+        return self.step_s * self.running * self.fleet.engines / self.workload.generated_tokens
+
+    @property
+    def longest_s(self) -> float:
+        """Of a completion that reaches the cap."""
+        return self.prompt_s + self.workload.lengths.cap_tokens * self.tpot_s
+
+    @property
+    def kv_tokens(self) -> float:
+        return self.speed.kv_tokens(self.fleet.tp)
+
+
+def drained_s(workload: Workload, speed: Speed, fleet: Fleet) -> float:
+    """A synchronous step's generation: all start together and the last one ends alone. What is more than an engine runs at once
+    goes before, at the full rate."""
+    share = workload.completions / fleet.engines
+    room = max(1.0, min(fleet.concurrency, sequences_that_fit(workload, speed, fleet.tp)))
+    wave = min(share, room)
+    prefill_s = share * speed.prefill_s(fleet.tp, workload.prompt_tokens)
+    bulk_s = (share - wave) * workload.lengths.mean_tokens / wave * speed.decode_step_s(fleet.tp, wave, workload.context_tokens)
+    stride, wave_s = workload.lengths.cap_tokens / SLICES, 0.0
+    for at, longer in workload.lengths.survival:
+        left = wave * longer
+        if left * fleet.engines < 0.5:  # none of the whole fleet is left
+            break
+        wave_s += stride * speed.decode_step_s(fleet.tp, max(left, 1.0), workload.prompt_tokens + at)
+    return prefill_s + bulk_s + wave_s

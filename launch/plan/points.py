@@ -1,0 +1,124 @@
+"""Measured decode latencies: reading a file of them, and what the benchmark's own protocol adds to an engine's speed.
+
+A point is a closed loop of `concurrent_sequences` requests of one length: TTFT and TPOT are means over the requests. What
+it shows is not the decode step alone. New prompts are prefilled while others decode, in chunks, so a share of the
+prefill lands in TPOT and the rest in TTFT; and requests that the KV cache cannot hold wait, or are retracted.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import ConfigError
+from launch.plan.inputs import Cluster, model_from_hf
+from launch.plan.speed import Constants, Speed
+
+CHUNK_TOKENS = 8192  # SGLang's chunked prefill on an 80 GB GPU
+REFERENCE_OUTPUT_TOKENS = 256
+
+H100 = Cluster(
+    nodes=1, gpus_per_node=8, gpu_bytes=80e9, hbm_bytes_s=3.35e12, flops=989e12, nvlink_bytes_s=900e9,
+    network_bytes_s=50e9, storage_bytes_s=20e9, node_mtbf_s=20 * 86400.0, restart_s=600.0,
+)  # fmt: skip
+QWEN3_32B = model_from_hf(
+    "Qwen3-32B",
+    {
+        "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 25600, "vocab_size": 151936,
+    },
+)  # fmt: skip
+MODELS = {"Qwen3-32B-bf16": QWEN3_32B}
+GPUS = {"H100-SXM-80GB": H100}
+COLUMNS = ("gpu", "model", "prompt_tokens", "output_tokens", "concurrent_sequences", "tensor_parallel", "tpot_ms")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    gpu: str
+    model: str
+    prompt_tokens: float
+    output_tokens: float
+    sequences: float
+    tp: int
+    tpot_s: float
+    ttft_s: float = 0.0  # 0: not known; prediction never reads it
+
+    @property
+    def turn_s(self) -> float:
+        """From a request to its last token."""
+        return self.ttft_s + (self.output_tokens - 1) * self.tpot_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a closed-loop benchmark shares out prefill, and what an overfull cache costs it."""
+
+    prefill_share: float  # of the others' prefill that a request sees between its tokens, when there are many chunks
+    chunk_loss: float  # chunks of a wave whose prefill nobody sees while decoding
+    output_exponent: float  # longer outputs drift further out of step with one another
+    retraction: float  # slowing of an oversubscribed engine, by the share of the context that is output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    tpot_s: float
+    turn_s: float
+    running: float  # sequences that run at once: what the cache holds of those that were asked for
+    step_s: float
+
+
+def predict(point: Point, constants: Constants, protocol: Protocol) -> Prediction:
+    speed = Speed(model=MODELS[point.model], cluster=GPUS[point.gpu], constants=constants)
+    whole = point.prompt_tokens + point.output_tokens
+    running = min(point.sequences, max(1.0, speed.kv_tokens(point.tp) / whole))
+    step_s = speed.decode_step_s(point.tp, running, point.prompt_tokens + point.output_tokens / 2)
+    oversubscribed = min(point.sequences / running - 1, 1.0)
+    step_s *= 1 + protocol.retraction * oversubscribed * point.output_tokens / whole
+    prefill_s = speed.prefill_s(point.tp, point.prompt_tokens)
+    chunks = max(1.0, running * point.prompt_tokens / CHUNK_TOKENS)
+    share = protocol.prefill_share * max(0.0, 1 - protocol.chunk_loss / chunks)
+    share *= (point.output_tokens / REFERENCE_OUTPUT_TOKENS) ** protocol.output_exponent
+    others_s = share * running * prefill_s / max(point.output_tokens - 1, 1)
+    turn_s = point.sequences * prefill_s + point.sequences / running * point.output_tokens * step_s
+    return Prediction(tpot_s=step_s + others_s, turn_s=turn_s, running=running, step_s=step_s)
+
+
+def read_points(path: Path) -> list[Point]:
+    """Raises ConfigError with file, line and what is wrong."""
+    if not path.is_file():
+        raise ConfigError(f"check={path}: no such file")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+            raise ConfigError(f"{path}: no column {missing[0]!r}; needed are {', '.join(COLUMNS)}")
+        points = [_point(row, f"{path}:{reader.line_num}") for row in reader]
+    if not points:
+        raise ConfigError(f"{path}: holds no points")
+    return points
+
+
+def _point(row: dict[str, str], where: str) -> Point:
+    for known, key in ((MODELS, "model"), (GPUS, "gpu")):
+        if row[key] not in known:
+            raise ConfigError(f"{where}: {key} {row[key]!r} is not known to the calibration; it knows {', '.join(known)}")
+    numbers = {}
+    for key in ("prompt_tokens", "output_tokens", "concurrent_sequences", "tensor_parallel", "tpot_ms"):
+        try:
+            numbers[key] = float(row[key])
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: {key} {row[key]!r} is not a number") from None
+        if not 0 < numbers[key] < float("inf"):
+            raise ConfigError(f"{where}: {key} {row[key]!r}: must be above 0")
+    tp = int(numbers["tensor_parallel"])
+    heads = MODELS[row["model"]].heads
+    if tp != numbers["tensor_parallel"] or heads % tp:
+        fitting = max(t for t in range(1, heads + 1) if heads % t == 0 and t <= max(tp, 1))
+        raise ConfigError(f"{where}: tensor_parallel {row['tensor_parallel']} does not divide the {heads} heads; {fitting} does")
+    try:
+        ttft_s = float(row.get("ttft_ms") or 0.0) / 1e3
+    except ValueError:
+        ttft_s = 0.0
+    return Point(
+        gpu=row["gpu"], model=row["model"], prompt_tokens=numbers["prompt_tokens"], output_tokens=numbers["output_tokens"],
+        sequences=numbers["concurrent_sequences"], tp=tp, tpot_s=numbers["tpot_ms"] / 1e3, ttft_s=ttft_s,
+    )  # fmt: skip

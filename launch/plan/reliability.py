@@ -1,0 +1,51 @@
+"""Checkpoints and failures: what is written, how often nodes fail, what that costs, and how often to save."""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from launch.plan.inputs import Cluster, Model
+from launch.plan.training import PCIE_BYTES_S, STATE_BYTES
+
+FLAT = 0.001  # intervals whose cost is within so much of a run of the best one are as good
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reliability:
+    state_bytes: float
+    write_s: float  # through the shared storage; asynchronous, so training goes on
+    stall_s: float  # copying each GPU's part into pinned memory
+    job_mtbf_s: float  # between two failures of any node
+    trainer_mtbf_s: float  # of a trainer node: only these cost steps
+    young_s: float  # sqrt(2 x stall x MTBF) of the trainer's nodes
+    young_blocking_s: float  # the same, were saving not asynchronous
+    interval_steps: int  # the longest that is as good as the best
+    run_s: float  # all steps, with checkpoints and failures
+    failures: float  # expected in that time, of any node
+    trainer_failures: float
+    lost_s_a_failure: float  # of a trainer node: steps done again, loading, restarting
+
+
+def reliability(model: Model, cluster: Cluster, *, steps: int, step_s: float, trainer_nodes: int) -> Reliability:
+    state = STATE_BYTES * model.parameters
+    write_s = state / cluster.storage_bytes_s
+    stall_s = state / (trainer_nodes * cluster.gpus_per_node) / PCIE_BYTES_S
+    trainer_mtbf_s = cluster.node_mtbf_s / trainer_nodes
+    shortest = max(1, ceil(write_s / step_s))  # one checkpoint is written before the next begins
+
+    def lost_s(interval: int) -> float:
+        return (interval * step_s + write_s) / 2 + write_s + cluster.restart_s
+
+    def overhead(interval: int) -> float:
+        """Share of the run that checkpoints and failures of trainer nodes take."""
+        return stall_s / (interval * step_s) + lost_s(interval) / trainer_mtbf_s
+
+    best = min(overhead(k) for k in range(shortest, max(steps, shortest) + 1))
+    interval = max(k for k in range(shortest, max(steps, shortest) + 1) if overhead(k) <= best + FLAT)
+    run_s = steps * step_s * (1 + overhead(interval))
+    return Reliability(
+        state_bytes=state, write_s=write_s, stall_s=stall_s, job_mtbf_s=cluster.node_mtbf_s / cluster.nodes,
+        trainer_mtbf_s=trainer_mtbf_s, young_s=sqrt(2 * stall_s * trainer_mtbf_s),
+        young_blocking_s=sqrt(2 * write_s * trainer_mtbf_s),
+        interval_steps=interval, run_s=run_s, failures=run_s * cluster.nodes / cluster.node_mtbf_s,
+        trainer_failures=run_s / trainer_mtbf_s, lost_s_a_failure=lost_s(interval),
+    )  # fmt: skip

@@ -1,0 +1,322 @@
+"""The plan as text, in sections; `SECTIONS` lists them by the name that `plan.show` takes."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from conf.schema import ConfigError
+from launch.plan.generation import sequences_that_fit
+from launch.plan.inputs import DAY_S
+from launch.plan.lines import Line, count, gb, total
+from launch.plan.search import Plan, engine_tps
+from launch.plan.study import STATED, WHAT_IFS, Study, longest_by_concurrency
+from launch.plan.training import OPTIMIZER_BYTES, STATE_BYTES, USABLE, WEIGHT_BYTES
+
+DECODE_SEQUENCES = (32, 64, 128, 256, 512)
+LATENCY_SEQUENCES = (16, 32, 64, 128, 192)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Columns as wide as they must be; the first `left` ones and the last, if it is words, to the left."""
+    cells = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    words = not any(ch.isdigit() for ch in head[-1]) and any(len(row[-1]) > 14 for row in cells[1:])
+
+    def text(row: Sequence[str]) -> str:
+        last = len(row) - 1
+        parts = [
+            cell.ljust(width) if i < left or (i == last and words) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([text(cells[0]), "  ".join("-" * width for width in widths), *map(text, cells[1:])])
+
+
+def inputs(study: Study) -> str:
+    model, cluster, work, lengths = study.model, study.cluster, study.workload, study.workload.lengths
+    rows = [
+        ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(model.weight_bytes)} in bf16; {model.layers} layers"),
+        ("KV cache", f"2 x {model.kv_heads} heads x {model.head_dim} x {model.layers} layers x 2 bytes = "
+                     f"{model.kv_bytes_per_token / 1024:.0f} KiB a token"),
+        ("cluster", f"{cluster.nodes} nodes x {cluster.gpus_per_node} GPUs = {cluster.gpus}: {cluster.gpu_bytes / 1e9:.0f} GB, "
+                    f"{cluster.hbm_bytes_s / 1e12:.2f} TB/s, {cluster.flops / 1e12:.0f} TFLOP/s each"),
+        ("network", f"{cluster.network_bytes_s / 1e9:.0f} GB/s a GPU, NVLink {cluster.nvlink_bytes_s / 1e9:.0f} GB/s, storage "
+                    f"{cluster.storage_bytes_s / 1e9:.0f} GB/s in all"),
+        ("one step", f"{work.groups} prompts x {work.completions_per_group} = {work.completions} completions, "
+                     f"{work.minibatches} minibatches"),
+        ("tokens a step", f"{count(work.generated_tokens)} generated, {count(work.prompt_tokens_a_step)} of prompts, "
+                          f"{count(work.trained_tokens)} trained on"),
+        ("completions", f"mean {lengths.mean_tokens:.0f} tokens, median {lengths.median_tokens:.0f}, "
+                        f"{lengths.capped_fraction:.2%} reach {lengths.cap_tokens}: "
+                        f"{work.completions * lengths.capped_fraction:.0f} a step"),
+        ("context", f"{work.context_tokens:.0f} tokens for a running sequence: long completions run longer and count more than in "
+                    f"{work.prompt_tokens:.0f} + {lengths.mean_tokens:.0f}/2 = {work.prompt_tokens + lengths.mean_tokens / 2:.0f}"),
+        ("target", f"{work.steps} steps in {work.target_hours:.0f} h: {work.target_hours * 3600 / work.steps:.0f} s a step"),
+    ]  # fmt: skip
+    return "\n".join(f"{name:<14} {text}" for name, text in rows)
+
+
+def estimate(study: Study) -> str:
+    """The sums that fit on the back of an envelope."""
+    speed, work, model = study.searches[STATED].speed, study.workload, study.model
+    rate = speed.cluster.flops * speed.constants.train_fraction
+    forward = 2 * model.parameters * work.trained_tokens
+    n, trained = count(model.parameters), count(work.trained_tokens)
+    passes = 4 + work.reference
+    naive = work.prompt_tokens + work.lengths.mean_tokens / 2
+    step_s = speed.decode_step_s(4, 64, naive)
+    tokens_s = 64 / step_s / 4
+    decode_s = work.generated_tokens / tokens_s
+    prefill_s = 2 * model.parameters * work.prompt_tokens_a_step / (speed.cluster.flops * speed.constants.prefill_fraction)
+    train_s = passes * forward / rate
+    state = STATE_BYTES * model.parameters
+    rows = [
+        ("training", f"6 x {n} x {trained} = {3 * forward:.3g} FLOP", 3 * forward / rate),
+        ("log-probs", f"{passes - 3} x 2 x {n} x {trained} = {(passes - 3) * forward:.3g} FLOP", (passes - 3) * forward / rate),
+        ("trainer", f"at {rate / 1e12:.1f} TFLOP/s", train_s),
+        ("prefill", f"2 x {n} x {count(work.prompt_tokens_a_step)} FLOP", prefill_s),
+        ("decode", f"TP4, 64 sequences of {naive:.0f} tokens: {step_s * 1e3:.2f} ms a step, {tokens_s:.0f} tokens/s a GPU",
+         decode_s),
+        ("fleet", "", prefill_s + decode_s),
+        ("both", f"{train_s / (train_s + prefill_s + decode_s):.0%} of it training; over {study.cluster.gpus} GPUs "
+                 f"{(train_s + prefill_s + decode_s) / study.cluster.gpus:.0f} s a step", train_s + prefill_s + decode_s),
+    ]  # fmt: skip
+    text = table(("stated", "arithmetic", "GPU-seconds"), [(n, w, f"{s:,.0f}") for n, w, s in rows], left=2)
+    sandbox = work.completions * work.sandbox_s
+    return (
+        f"{text}\n\nstate     ({WEIGHT_BYTES} + {OPTIMIZER_BYTES}) x {count(model.parameters)} = {gb(state)}, "
+        f"{state / speed.cluster.storage_bytes_s:.1f} s to the storage\n"
+        f"sandboxes {work.completions} x {work.sandbox_s:.0f} s = {sandbox:,.0f} core-seconds, over {work.sandbox_cores} cores "
+        f"{sandbox / work.sandbox_cores:.0f} s\n"
+        f"failures  {study.cluster.nodes} nodes x {work.target_hours:.0f} h / {study.cluster.node_mtbf_s / DAY_S:.0f} days = "
+        f"{study.cluster.nodes * work.target_hours * 3600 / study.cluster.node_mtbf_s:.1f} in {work.target_hours:.0f} h"
+    )
+
+
+def summary(study: Study) -> str:
+    def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
+        return (name, *(value(plan) for plan in study.best.values()))
+
+    rows = [
+        row("trainer", lambda p: f"{p.trainer_nodes} nodes, {p.training.layout}"),
+        row("fleet", lambda p: f"{p.generation.fleet.gpus // p.speed.cluster.gpus_per_node} nodes, {p.generation.fleet}"),
+        row("max_staleness", lambda p: str(p.max_staleness)),
+        row("training", lambda p: f"{p.training.gpu_s:,.0f} GPU-s, {p.training.step_s:.1f} s"),
+        row("generation", lambda p: f"{p.generation.gpu_s:,.0f} GPU-s, {p.generation.step_s:.1f} s"),
+        row("longest completion", lambda p: f"{p.generation.longest_s:.0f} s = {p.generation.longest_s / p.step_s:.1f} steps"),
+        row("step", lambda p: f"{p.step_s:.1f} s, limited by {p.limit}"),
+        row("idle: trainer, fleet", lambda p: f"{p.trainer_idle:.0%}, {p.fleet_idle:.0%}"),
+        row("all steps", lambda p: f"{p.workload.steps * p.step_s / 3600:.1f} h"),
+        row("with failures", lambda p: f"{p.hours:.1f} h"),
+    ]
+    fewest = [search.fewest() for search in study.searches.values()]
+    target = f"fewest GPUs for {study.workload.target_hours:.0f} h"
+    sizes = [f"{p.speed.cluster.gpus} ({p.speed.cluster.nodes} nodes): {p.hours:.1f} h" if p else "not met" for p in fewest]
+    return table(("", *study.best), [*rows, (target, *sizes)], left=3)
+
+
+def _lines(study: Study, lines: Callable[[Plan], Sequence[Line]], gpus: Callable[[Plan], int]) -> str:
+    parts = []
+    for name, plan in study.best.items():
+        all_lines = lines(plan)
+        rows = [(line.name, f"{line.gpu_s:,.0f}", f"{line.gpu_s / gpus(plan):.1f}", line.why) for line in all_lines]
+        rows.append(("all", f"{total(all_lines):,.0f}", f"{total(all_lines) / gpus(plan):.1f}", f"on {gpus(plan)} GPUs"))
+        parts.append(table((f"{name}", "GPU-s", "s", "why"), rows))
+    return "\n\n".join(parts)
+
+
+def training(study: Study) -> str:
+    return _lines(study, lambda p: p.training.lines, lambda p: p.training.layout.gpus)
+
+
+def generation(study: Study) -> str:
+    return _lines(study, lambda p: p.generation.lines, lambda p: p.generation.fleet.gpus)
+
+
+def memory(study: Study) -> str:
+    plans = study.best
+    rows = []
+    for part in ("weights", "gradients", "optimizer", "activations", "logits"):
+        rows.append((f"trainer: {part}", *(gb(getattr(p.training.memory, part)) for p in plans.values())))
+    rows.append(("trainer: in all", *(gb(p.training.memory.bytes) for p in plans.values())))
+    rows.append((f"usable, {USABLE:.0%}", *(gb(USABLE * study.cluster.gpu_bytes) for _ in plans)))
+    for name, value in (
+        ("engine: weights", lambda p: gb(study.model.weight_bytes / p.generation.fleet.tp)),
+        ("engine: KV cache", lambda p: gb(p.generation.kv_tokens * study.model.kv_bytes_per_token / p.generation.fleet.tp)),
+        ("engine: tokens", lambda p: f"{p.generation.kv_tokens:,.0f}"),
+        ("engine: sequences", lambda p: str(sequences_that_fit(study.workload, p.speed, p.generation.fleet.tp))),
+        ("of which used", lambda p: f"{p.generation.running:.0f}"),
+    ):
+        rows.append((name, *(value(p) for p in plans.values())))
+    return table(("a GPU", *plans), rows)
+
+
+def decode(study: Study) -> str:
+    """Time of one decode step by engine TP and sequences."""
+    parts = []
+    for name, search in study.searches.items():
+        speed, context = search.speed, study.workload.context_tokens
+        rows = []
+        for tp in engine_tps(speed):
+            cells = [
+                f"{speed.decode_step_s(tp, n, context) * 1e3:.2f}{' ' if n * context <= speed.kv_tokens(tp) else '*'}"
+                for n in DECODE_SEQUENCES
+            ]
+            rows.append((f"TP{tp}", *cells, f"{max(0.0, speed.kv_tokens(tp)) / 1e3:,.0f}k"))
+        parts.append(table((f"{name}: ms a step", *(f"{n} seq" for n in DECODE_SEQUENCES), "KV tokens, 1 engine"), rows))
+    return "\n\n".join(parts) + f"\n\nat {study.workload.context_tokens:.0f} tokens of context; * more than the cache holds"
+
+
+def latency(study: Study) -> str:
+    """How long a completion that reaches the cap takes, on the best split, by engine TP and concurrency."""
+    parts = []
+    for name, search in study.searches.items():
+        found = longest_by_concurrency(search, LATENCY_SEQUENCES)
+        rows = []
+        for tp, by in found.items():
+            costs = {n: plan.generation for n, plan in by.items()}
+            cells = [f"{costs[n].longest_s:.0f} / {costs[n].step_s:.0f}" if n in costs else "-" for n in LATENCY_SEQUENCES]
+            rows.append((f"TP{tp}", *cells))
+        parts.append(table((f"{name}: longest / fleet's step, s", *(f"{n} seq" for n in LATENCY_SEQUENCES)), rows))
+    return "\n\n".join(parts)
+
+
+def splits(study: Study) -> str:
+    parts = []
+    for name, search in study.searches.items():
+        near = [p for p in search.splits if abs(p.trainer_nodes - search.best.trainer_nodes) <= 4]
+        parts.append(_plans(name, near, search.best))
+    return "\n\n".join(parts)
+
+
+def _plans(name: str, plans: Sequence[Plan], best: Plan) -> str:
+    rows = []
+    for plan in plans:
+        fleet_nodes = plan.speed.cluster.nodes - plan.trainer_nodes
+        rows.append((
+            f"{plan.trainer_nodes} + {fleet_nodes} nodes", str(plan.training.layout), str(plan.generation.fleet),
+            str(plan.max_staleness), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}",
+            f"{plan.step_s:.1f}", "best" if plan == best else f"{plan.step_s / best.step_s - 1:+.1%}: {plan.limit}",
+        ))  # fmt: skip
+    return table((name, "trainer", "fleet", "S", "train s", "gen s", "step s", "limited by"), rows, left=3)
+
+
+def runners_up(study: Study) -> str:
+    """What else was looked at, and what makes it slower."""
+    parts = []
+    for name, search in study.searches.items():
+        best = search.best
+        rows = []
+        for cost in search.trainers(best.trainer_nodes)[1:5]:
+            worse = _what_grew(best.training.lines, cost.lines)
+            rows.append((f"trainer {cost.layout}", f"{cost.step_s:.1f}", f"{cost.step_s / best.training.step_s - 1:+.1%}", worse))
+        for tp in engine_tps(search.speed):
+            if tp == best.generation.fleet.tp:
+                continue
+            other = search.best_with(engine_tp=tp)
+            if other is None:
+                room = search.speed.kv_tokens(tp)
+                fits = f"{room:,.0f} tokens of cache" if room > 0 else "no room beside the weights"
+                rows.append(
+                    (f"engines of TP{tp}", "-", "-", f"{fits}; the longest completion is {study.workload.longest_tokens:.0f}")
+                )
+            else:
+                rows.append(
+                    (
+                        f"engines of TP{tp}",
+                        f"{other.step_s:.1f}",
+                        f"{other.step_s / best.step_s - 1:+.1%}",
+                        f"{other}: {other.limit}",
+                    )
+                )
+        parts.append(table((name, "s", "slower", "why"), rows))
+    return "\n\n".join(parts)
+
+
+def _what_grew(best: Sequence[Line], other: Sequence[Line]) -> str:
+    before = {line.name: line.gpu_s for line in best}
+    grown = sorted(((line.gpu_s - before.get(line.name, 0.0), line) for line in other), key=lambda pair: -pair[0])
+    return ", ".join(f"{line.name} +{more:,.0f} GPU-s" for more, line in grown[:2] if more > 1) or "as fast"
+
+
+def staleness(study: Study) -> str:
+    """The best plan for each max_staleness; 0 is the synchronous algorithm."""
+    parts = []
+    for name, search in study.searches.items():
+        rows = []
+        for s in range(study.config.plan.staleness_limit + 1):
+            plan = search.best_with(staleness=(s,))
+            if plan is not None:
+                rows.append((
+                    str(s), f"{plan.step_s:.1f}", f"{plan.hours:.1f}", f"{plan.generation.longest_s:.0f}", str(plan.in_flight),
+                    f"{plan.trainer_nodes} + {plan.speed.cluster.nodes - plan.trainer_nodes}",
+                    str(plan.generation.fleet), plan.limit,
+                ))  # fmt: skip
+        head = (name, "step s", "hours", "longest s", "in flight", "nodes", "fleet", "limited by")
+        parts.append(table(head, rows))
+    return "\n\n".join(parts)
+
+
+def checkpoints(study: Study) -> str:
+    def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
+        return (name, *(value(plan) for plan in study.best.values()))
+
+    rows = [
+        row("state", lambda p: gb(p.reliability.state_bytes)),
+        row("to storage", lambda p: f"{p.reliability.write_s:.1f} s"),
+        row("trainer stalls", lambda p: f"{p.reliability.stall_s:.2f} s"),
+        row("a node of the job fails every", lambda p: f"{p.reliability.job_mtbf_s / 3600:.1f} h"),
+        row("a node of the trainer", lambda p: f"{p.reliability.trainer_mtbf_s / 3600:.1f} h"),
+        row("failures in the run", lambda p: f"{p.reliability.failures:.1f}"),
+        row("of the trainer", lambda p: f"{p.reliability.trainer_failures:.1f}"),
+        row("best interval, saving blocks", lambda p: f"{p.reliability.young_blocking_s:.0f} s"),
+        row("best interval, asynchronous", lambda p: f"{p.reliability.young_s:.0f} s"),
+        row("as good up to", lambda p: f"{p.reliability.interval_steps} steps"),
+        row("lost a trainer failure", lambda p: f"{p.reliability.lost_s_a_failure:.0f} s"),
+        row("whole run", lambda p: f"{p.hours:.1f} h"),
+    ]
+    return table(("", *study.best), rows)
+
+
+def configured(study: Study) -> str:
+    try:
+        plans = study.configured
+    except ConfigError as error:
+        return f"the run as configured cannot be: {error}"
+    rows = []
+    for name, plan in plans.items():
+        best = study.best[name]
+        rows.append((
+            name, str(plan), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}", f"{plan.step_s:.1f}",
+            f"{plan.hours:.1f}", f"{plan.step_s / best.step_s - 1:+.0%} of the best: {plan.limit}",
+        ))  # fmt: skip
+    return table(("as configured", "", "train s", "gen s", "step s", "hours", "limited by"), rows, left=2)
+
+
+def what_if(study: Study) -> str:
+    parts = []
+    for name, search in study.searches.items():
+        rows = []
+        for change in WHAT_IFS:
+            kept, again = change.unchanged_split(search.best), change.applied(search).best
+            rows.append((
+                change.what, f"{kept.step_s:.1f}", f"{kept.hours:.1f}", kept.limit, f"{again.step_s:.1f}", f"{again.hours:.1f}",
+                f"{again.trainer_nodes} + {again.speed.cluster.nodes - again.trainer_nodes}",
+            ))  # fmt: skip
+        parts.append(table((name, "step s", "hours", "limited by", "planned anew", "hours", "nodes"), rows))
+    return "\n\n".join(parts)
+
+
+SECTIONS: dict[str, Callable[[Study], str]] = {
+    "inputs": inputs, "estimate": estimate, "summary": summary, "training": training, "generation": generation, "memory": memory,
+    "decode": decode, "latency": latency, "splits": splits, "runners_up": runners_up, "staleness": staleness,
+    "checkpoints": checkpoints, "configured": configured, "what_if": what_if,
+}  # fmt: skip
+
+
+def report(study: Study, show: Sequence[str] = ()) -> str:
+    """Raises ConfigError for a section that does not exist."""
+    if unknown := [name for name in show if name not in SECTIONS]:
+        raise ConfigError(f"plan.show: no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    if len(show) == 1:
+        return SECTIONS[show[0]](study)
+    return "\n\n".join(f"== {name.replace('_', ' ')} ==\n{SECTIONS[name](study)}" for name in show or SECTIONS)

@@ -1,0 +1,222 @@
+"""The split of the GPUs and the layouts that make a step shortest, the runners-up, and the fewest GPUs that do.
+
+Asynchronous: trainer, fleet and sandboxes work at the same time, so the slowest makes the step. A completion may take
+`max_staleness` steps from admission to training, so the longest one bounds the step too: step >= longest / max_staleness.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from conf.schema import ConfigError
+from launch.plan.generation import Fleet, GenerationCost, drained_s, running_sequences
+from launch.plan.inputs import Cluster, Workload
+from launch.plan.reliability import Reliability, reliability
+from launch.plan.speed import Speed
+from launch.plan.training import USABLE, Layout, TrainingCost, push_s, training_cost, training_memory
+
+CONCURRENCIES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PIPELINES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
+CLOSE = 0.01  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
+MOST_NODES = 256  # that are tried when a cluster is too small
+SYNCHRONOUS = "generation, then training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    workload: Workload
+    speed: Speed
+    training: TrainingCost
+    generation: GenerationCost
+    max_staleness: int
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """What bounds a step, by what bounds it."""
+        workload = self.workload
+        if not self.max_staleness:
+            drain_s = drained_s(workload, self.speed, self.generation.fleet)
+            return {SYNCHRONOUS: drain_s + workload.sandbox_s + self.training.step_s}
+        return {
+            "training": self.training.step_s,
+            "generation": self.generation.step_s,
+            "sandboxes": workload.completions * workload.sandbox_s / workload.sandbox_cores,
+            "longest completion": (self.generation.longest_s + workload.sandbox_s) / self.max_staleness,
+        }
+
+    @property
+    def step_s(self) -> float:
+        return max(self.seconds.values())
+
+    @property
+    def limit(self) -> str:
+        return max(self.seconds, key=lambda key: self.seconds[key])
+
+    @property
+    def trainer_idle(self) -> float:
+        """Share of a step in which the trainer waits."""
+        return 1 - self.training.step_s / self.step_s
+
+    @property
+    def fleet_idle(self) -> float:
+        """Share of a step in which the fleet has less to do than it can."""
+        return 1 - min(1.0, self.generation.step_s / self.step_s)
+
+    @property
+    def in_flight(self) -> int:
+        return round(self.generation.running * self.generation.fleet.engines)
+
+    @property
+    def trainer_nodes(self) -> int:
+        return -(-self.training.layout.gpus // self.speed.cluster.gpus_per_node)
+
+    @cached_property
+    def reliability(self) -> Reliability:
+        steps, nodes = self.workload.steps, self.trainer_nodes
+        return reliability(self.speed.model, self.speed.cluster, steps=steps, step_s=self.step_s, trainer_nodes=nodes)
+
+    @property
+    def hours(self) -> float:
+        """With checkpoints and failures."""
+        return self.reliability.run_s / 3600
+
+    def __str__(self) -> str:
+        return f"{self.training.layout} | {self.generation.fleet} | S={self.max_staleness}"
+
+
+def make_plan(workload: Workload, speed: Speed, training: TrainingCost, fleet: Fleet, max_staleness: int) -> Plan:
+    running = running_sequences(workload, speed, fleet, max_staleness)
+    push = push_s(speed, training.layout)
+    generation = GenerationCost(workload=workload, speed=speed, fleet=fleet, push_s=push, running=running)
+    return Plan(workload=workload, speed=speed, training=training, generation=generation, max_staleness=max_staleness)
+
+
+def engine_tps(speed: Speed) -> list[int]:
+    """Tensor-parallel sizes that the model's heads and a node allow."""
+    model, per_node = speed.model, speed.cluster.gpus_per_node
+    return [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
+
+
+def layouts(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[Layout]:
+    """All that divide the model and the GPUs, with recomputation where nothing else fits; that may not fit either."""
+    for tp in engine_tps(speed):
+        for pp in (p for p in PIPELINES if not speed.model.layers % p):
+            for cp in (c for c in CONTEXTS if c <= max_cp and not gpus % (tp * pp * c)):
+                dp = gpus // (tp * pp * cp)
+                layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp, tokens_per_microbatch=tokens_per_microbatch)
+                yield layout if fits(layout, speed) else replace(layout, recompute=True)
+
+
+def fits(layout: Layout, speed: Speed) -> bool:
+    return training_memory(speed.model, layout).bytes <= USABLE * speed.cluster.gpu_bytes
+
+
+@cache
+def _trainers(workload: Workload, speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> tuple[TrainingCost, ...]:
+    tried = layouts(speed, gpus, tokens_per_microbatch, max_cp)
+    costs = [training_cost(workload, speed, layout) for layout in tried if fits(layout, speed)]
+    return tuple(sorted(costs, key=lambda cost: (cost.step_s, cost.layout.recompute, cost.layout.tp)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    workload: Workload
+    speed: Speed
+    tokens_per_microbatch: int
+    staleness_limit: int
+    max_cp: int
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.speed.cluster
+
+    def trainers(self, nodes: int) -> tuple[TrainingCost, ...]:
+        """The layouts that fit on so many nodes, the fastest first."""
+        alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the cluster's size is not theirs: remembered once
+        return _trainers(self.workload, alone, nodes * self.cluster.gpus_per_node, self.tokens_per_microbatch, self.max_cp)
+
+    def fleets(self, nodes: int) -> list[Fleet]:
+        """Engines that hold the longest completion, with as many sequences as their cache may take."""
+        gpus = nodes * self.cluster.gpus_per_node
+        found = []
+        for tp in (t for t in engine_tps(self.speed) if self.speed.kv_tokens(t) >= self.workload.longest_tokens):
+            room = self.speed.kv_tokens(tp) / self.workload.context_tokens
+            found += [Fleet(engines=gpus // tp, tp=tp, concurrency=c) for c in CONCURRENCIES if c <= room]
+        return found
+
+    def best_on(self, trainer_nodes: int, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
+        """The best fleet beside the fastest trainer on so many nodes."""
+        fitting = self.trainers(trainer_nodes)
+        if not fitting:
+            return None
+        plans: list[Plan] = []
+        for fleet in self.fleets(self.cluster.nodes - trainer_nodes):
+            if engine_tp in (0, fleet.tp):
+                plans += self._plans(fitting[0], fleet, staleness or tuple(range(1, self.staleness_limit + 1)))
+        return least(plans) if plans else None
+
+    def _plans(self, training: TrainingCost, fleet: Fleet, staleness: tuple[int, ...]) -> list[Plan]:
+        """One for each staleness; they share what it does not change."""
+        plans = [make_plan(self.workload, self.speed, training, fleet, max(staleness))]
+        for s in staleness:
+            if s < max(staleness):
+                same = running_sequences(self.workload, self.speed, fleet, s) == plans[0].generation.running
+                made = make_plan(self.workload, self.speed, training, fleet, s)
+                plans.append(replace(made, generation=plans[0].generation) if same else made)
+        return plans
+
+    def best_with(self, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
+        plans = [self.best_on(n, engine_tp=engine_tp, staleness=staleness) for n in range(1, self.cluster.nodes)]
+        return least([p for p in plans if p]) if any(plans) else None
+
+    @cached_property
+    def splits(self) -> list[Plan]:
+        """The best plan for each number of trainer nodes that can hold one."""
+        plans = [self.best_on(nodes) for nodes in range(1, self.cluster.nodes)]
+        return [plan for plan in plans if plan]
+
+    @cached_property
+    def best(self) -> Plan:
+        if not self.splits:
+            raise ConfigError(self._why_nothing_fits())
+        return least(self.splits)
+
+    def on(self, nodes: int) -> "Search":
+        return replace(self, speed=replace(self.speed, cluster=replace(self.cluster, nodes=nodes)))
+
+    def fewest(self) -> Plan | None:
+        """The best plan of the smallest cluster, no larger than this one, that meets the target with failures counted."""
+        low, high = 1, self.cluster.nodes
+        if not self._meets(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._meets(middle) else (middle, high)
+        return self.on(high).best
+
+    def _meets(self, nodes: int) -> bool:
+        search = self.on(nodes)
+        return bool(search.splits) and search.best.hours <= self.workload.target_hours
+
+    def _why_nothing_fits(self) -> str:
+        cluster, model = self.cluster, self.speed.model
+        size = f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights)"
+        if self.fleets(1):
+            for nodes in range(1, MOST_NODES):
+                if self.trainers(nodes):
+                    return (
+                        f"cluster.nodes={cluster.nodes} of {cluster.gpus_per_node} GPUs cannot hold a trainer of {size} and "
+                        f"an engine beside it: the fewest that can are cluster.nodes={nodes + 1}"
+                    )
+        return (
+            f"{size} fits no layout on GPUs of {cluster.gpu_bytes / 1e9:.0f} GB, {cluster.gpus_per_node} a node, with "
+            f"trainer.tokens_per_microbatch={self.tokens_per_microbatch}: take larger GPUs (plan.gpu_memory_gb), more in a "
+            "node, a smaller model or shorter completions"
+        )
+
+
+def least(plans: list[Plan]) -> Plan:
+    """The shortest step; among those as short, the least staleness, then the fewest in flight, then the shortest."""
+    shortest = min(plan.step_s for plan in plans)
+    close = [plan for plan in plans if plan.step_s <= shortest * (1 + CLOSE)]
+    return min(close, key=lambda p: (p.max_staleness, p.in_flight, p.step_s))

@@ -1,0 +1,149 @@
+"""A plan made: the searches under both sets of assumptions, the run as it is configured, and what-ifs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from conf.schema import ConfigError, RunConfig
+from launch.plan.calibrate import stored
+from launch.plan.generation import Fleet, check_fleet, sequences_that_fit
+from launch.plan.inputs import Cluster, Model, Workload, read_inputs
+from launch.plan.search import Plan, Search, engine_tps, fits, make_plan
+from launch.plan.speed import Constants, Speed, stated
+from launch.plan.training import USABLE, Layout, check_layout, training_cost
+
+STATED, CALIBRATED = "stated", "calibrated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    config: RunConfig
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    searches: dict[str, Search]  # by set of assumptions
+
+    @cached_property
+    def best(self) -> dict[str, Plan]:
+        return {name: search.best for name, search in self.searches.items()}
+
+    @cached_property
+    def configured(self) -> dict[str, Plan]:
+        """The run as `trainer.*` and `rollout.*` set it. Raises ConfigError when it cannot be."""
+        return {name: self._configured(search) for name, search in self.searches.items()}
+
+    def _configured(self, search: Search) -> Plan:
+        trainer, rollout = self.config.trainer, self.config.rollout
+        layout = Layout(
+            tp=trainer.tp, pp=trainer.pp, cp=1, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch
+        )  # fmt: skip
+        fleet = Fleet(engines=rollout.engines, tp=rollout.engine_tp, concurrency=rollout.concurrency)
+        check_layout(layout, self.model, self.cluster)
+        check_fleet(fleet, self.workload, search.speed)
+        needed = layout.gpus + fleet.gpus
+        if needed > self.cluster.gpus:
+            raise ConfigError(
+                f"trainer.tp x pp x dp = {layout.gpus} and rollout.engines x engine_tp = {fleet.gpus} need {needed} GPUs; "
+                f"the cluster has {self.cluster.gpus}: rollout.engines={max(0, self.cluster.gpus - layout.gpus) // fleet.tp} "
+                "would fit"
+            )
+        if not fits(layout, search.speed):
+            layout = replace(layout, recompute=True)
+        cost = training_cost(self.workload, search.speed, layout)
+        if not fits(layout, search.speed):
+            raise ConfigError(self._does_not_fit(search, layout, cost.memory.bytes))
+        return make_plan(self.workload, search.speed, cost, fleet, rollout.max_staleness)
+
+    def _does_not_fit(self, search: Search, layout: Layout, needed: float) -> str:
+        usable = USABLE * self.cluster.gpu_bytes
+        nodes = -(-layout.gpus // self.cluster.gpus_per_node)
+        fitting = next((n for n in range(nodes, self.cluster.nodes) if search.trainers(n)), None)
+        found = search.trainers(fitting)[0].layout if fitting else None
+        what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
+        return (
+            f"trainer.tp={layout.tp} pp={layout.pp} dp={layout.dp} needs {needed / 1e9:.0f} GB of a GPU, even with "
+            f"recomputation, and {usable / 1e9:.0f} GB are usable; {what}"
+        )
+
+
+def make_study(config: RunConfig) -> Study:
+    """Raises ConfigError."""
+    model, cluster, workload = read_inputs(config)
+    return study_of(config, model, cluster, workload)
+
+
+def study_of(config: RunConfig, model: Model, cluster: Cluster, workload: Workload) -> Study:
+    plan = config.plan
+    sets = {STATED: stated(plan.compute_fraction, plan.bandwidth_fraction), CALIBRATED: stored().constants}
+    searches = {
+        name: Search(
+            workload=workload, speed=Speed(model=model, cluster=cluster, constants=constants),
+            tokens_per_microbatch=config.trainer.tokens_per_microbatch, staleness_limit=plan.staleness_limit, max_cp=plan.max_cp,
+        )
+        for name, constants in sets.items()
+    }  # fmt: skip
+    return Study(config=config, model=model, cluster=cluster, workload=workload, searches=searches)
+
+
+def longest_by_concurrency(search: Search, sequences: Sequence[int]) -> dict[int, dict[int, Plan]]:
+    """On the best split, by engine TP and sequences at once; those that the cache cannot hold are left out."""
+    best, found = search.best, {}
+    gpus = best.generation.fleet.gpus
+    for tp in engine_tps(search.speed):
+        fitting = [n for n in sequences if n <= sequences_that_fit(search.workload, search.speed, tp)]
+        fleets = {n: Fleet(engines=gpus // tp, tp=tp, concurrency=n) for n in fitting}
+        if fleets and search.speed.kv_tokens(tp) >= search.workload.longest_tokens:
+            found[tp] = {
+                n: make_plan(search.workload, search.speed, best.training, fleet, best.max_staleness)
+                for n, fleet in fleets.items()
+            }
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """A change of the world that the plan did not choose."""
+
+    what: str
+    workload: Callable[[Workload], Workload] = lambda w: w
+    cluster: Callable[[Cluster], Cluster] = lambda c: c
+    constants: Callable[[Constants], Constants] = lambda c: c
+
+    def applied(self, search: Search) -> Search:
+        speed = search.speed
+        changed = replace(speed, cluster=self.cluster(speed.cluster), constants=self.constants(speed.constants))
+        return replace(search, workload=self.workload(search.workload), speed=changed)
+
+    def unchanged_split(self, plan: Plan) -> Plan:
+        """The plan that was made before, in the changed world."""
+        speed = replace(plan.speed, cluster=self.cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
+        workload = self.workload(plan.workload)
+        training = training_cost(workload, speed, plan.training.layout)
+        return make_plan(workload, speed, training, plan.generation.fleet, plan.max_staleness)
+
+
+def _longer(workload: Workload, factor: float) -> Workload:
+    lengths = workload.lengths
+    return replace(workload, lengths=replace(lengths, mean_tokens=min(lengths.mean_tokens * factor, lengths.cap_tokens * 0.9)))
+
+
+def _slower_engines(constants: Constants, factor: float) -> Constants:
+    return replace(
+        constants, decode_step_s=constants.decode_step_s * factor, sequence_s=constants.sequence_s * factor,
+        weight_fraction=constants.weight_fraction / factor, kv_fraction=constants.kv_fraction / factor,
+        prefill_fraction=constants.prefill_fraction / factor,
+    )  # fmt: skip
+
+
+WHAT_IFS = (
+    WhatIf(what="as planned"),
+    WhatIf(what="completions twice as long", workload=lambda w: _longer(w, 2.0)),
+    WhatIf(what="completions half as long", workload=lambda w: _longer(w, 0.5)),
+    WhatIf(what="engines 1.5 times slower", constants=lambda c: _slower_engines(c, 1.5)),
+    WhatIf(what="engines 2 times slower", constants=lambda c: _slower_engines(c, 2.0)),
+    WhatIf(what="training at 29% of peak", constants=lambda c: replace(c, train_fraction=c.train_fraction * 283 / 388)),
+    WhatIf(what="tests take 30 s", workload=lambda w: replace(w, sandbox_s=30.0)),
+    WhatIf(what="no KL penalty", workload=lambda w: replace(w, reference=False)),
+    WhatIf(what="completions never cut", workload=lambda w: replace(w, segment_tokens=w.lengths.cap_tokens)),
+    WhatIf(what="nodes fail 4 times as often", cluster=lambda c: replace(c, node_mtbf_s=c.node_mtbf_s / 4)),
+)

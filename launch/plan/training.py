@@ -1,0 +1,217 @@
+"""What one RL step costs the trainer, and what it needs of a GPU's memory, for a layout over TP, PP, CP and DP."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from conf.schema import ConfigError
+from launch.plan.inputs import WEIGHT_BYTES, Cluster, Model, Workload
+from launch.plan.lines import Line, count, gb, total
+from launch.plan.speed import Speed
+
+GRADIENT_BYTES = 4  # fp32, accumulated over microbatches, not sharded
+OPTIMIZER_BYTES = 12  # fp32 master weights and two moments, sharded over DP x CP
+STATE_BYTES = WEIGHT_BYTES + OPTIMIZER_BYTES  # of a parameter in a checkpoint
+PCIE_BYTES_S = 25e9  # of one GPU, to and from pinned memory
+PADDING, IMBALANCE = 0.02, 0.03  # what packing leaves: of the tokens, and between the DP ranks of a minibatch
+USABLE = 0.92  # of a GPU's memory; the rest is CUDA's, NCCL's and the allocator's
+LOGITS_BYTES = 6  # of one logit: bf16, and fp32 for the softmax
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    tokens_per_microbatch: int
+    recompute: bool = False  # activations are computed again in the backward pass
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    def __str__(self) -> str:
+        cp = f" CP{self.cp}" if self.cp > 1 else ""
+        return f"TP{self.tp} PP{self.pp}{cp} DP{self.dp}{' recompute' if self.recompute else ''}"
+
+
+def check_layout(layout: Layout, model: Model, cluster: Cluster) -> None:
+    """Raises ConfigError with the nearest thing that works."""
+    if model.heads % layout.tp or model.kv_heads % layout.tp:
+        near = nearest(layout.tp, [t for t in range(1, model.kv_heads + 1) if not model.heads % t and not model.kv_heads % t])
+        raise ConfigError(
+            f"trainer.tp={layout.tp} does not divide the {model.heads} query and {model.kv_heads} key-value heads; {near} does"
+        )
+    if model.layers % layout.pp:
+        near = nearest(layout.pp, [p for p in range(1, model.layers + 1) if not model.layers % p])
+        raise ConfigError(f"trainer.pp={layout.pp} does not divide the {model.layers} layers; {near} does")
+    if layout.tp > cluster.gpus_per_node:
+        raise ConfigError(f"trainer.tp={layout.tp} reaches beyond a node of {cluster.gpus_per_node} GPUs (cluster.gpus_per_node)")
+
+
+def nearest(value: int, candidates: list[int]) -> int:
+    return min(candidates, key=lambda c: (abs(c - value), c))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingMemory:
+    """Bytes of the GPU that holds most: the first pipeline stage, or the last one with its logits."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+
+    @property
+    def bytes(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def stage_parameters(model: Model, layout: Layout) -> float:
+    """Of one GPU: its share of the layers and, on the first and last stage, of an embedding."""
+    embedding = model.vocabulary * model.hidden
+    layers = model.parameters - embedding * (1 if model.tied else 2)
+    own = embedding * (2 if layout.pp == 1 and not model.tied else 1)
+    return (layers / layout.pp + own) / layout.tp
+
+
+def activation_bytes_per_token(model: Model, layout: Layout) -> float:
+    """Of one layer. Kept for the backward pass: inputs of both norms and of both projections that follow them, queries, keys,
+    values, attention's output, gate, up and their product. With recomputation only the layer's input."""
+    kept = model.hidden
+    if not layout.recompute:
+        kept = 4 * model.hidden + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim + 3 * model.ffn
+    return WEIGHT_BYTES * kept / layout.tp
+
+
+def training_memory(model: Model, layout: Layout) -> TrainingMemory:
+    parameters = stage_parameters(model, layout)
+    tokens = layout.tokens_per_microbatch / layout.cp
+    in_flight = layout.pp * (model.layers // layout.pp)  # 1F1B: the first stage holds as many microbatches as there are stages
+    activations = tokens * in_flight * activation_bytes_per_token(model, layout)
+    if layout.recompute:  # one layer at a time is whole
+        whole = Layout(tp=layout.tp, pp=1, cp=1, dp=1, tokens_per_microbatch=1)
+        activations += tokens * activation_bytes_per_token(model, whole)
+    return TrainingMemory(
+        weights=WEIGHT_BYTES * parameters,
+        gradients=GRADIENT_BYTES * parameters,
+        optimizer=OPTIMIZER_BYTES * parameters / (layout.dp * layout.cp),
+        activations=activations,
+        logits=LOGITS_BYTES * tokens * model.vocabulary / layout.tp,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingCost:
+    layout: Layout
+    lines: tuple[Line, ...]
+    memory: TrainingMemory
+
+    @property
+    def gpu_s(self) -> float:
+        return total(self.lines)
+
+    @property
+    def step_s(self) -> float:
+        return self.gpu_s / self.layout.gpus
+
+
+def push_s(speed: Speed, layout: Layout) -> float:
+    """Each pipeline stage broadcasts its part from one GPU's NIC."""
+    stages = layout.pp * speed.cluster.network_bytes_s * speed.constants.network_fraction
+    return speed.model.weight_bytes / (speed.constants.push_bytes_s or stages)
+
+
+def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple[list[Line], float]:
+    """What does not depend on the layout; and the flops of one forward pass' attention over the batch."""
+    model, tokens = speed.model, workload.trained_tokens
+    rate = speed.cluster.flops * speed.constants.train_fraction
+    n, t = count(model.parameters), count(tokens)
+    forward_s = 2 * model.parameters * tokens / rate
+    passes = 3 + recompute + 1 + workload.reference
+    pairs = workload.completions * workload.mean_square_length / 2
+    attention = model.attention_flops_per_pair * pairs
+    lines = [
+        Line(name="forward, backward", gpu_s=3 * forward_s, why=f"6 x {n} x {t} tokens at {rate / 1e12:.0f} TFLOP/s"),
+        Line(name="old log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens"),
+    ]
+    if workload.reference:
+        lines.append(Line(name="reference log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens; algo.kl_coef=0 saves it"))
+    if recompute:
+        lines.append(Line(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens: activations do not fit"))
+    lines.append(Line(name="attention", gpu_s=passes * attention / rate, why=f"{passes} x {count(pairs)} causal pairs"))
+    return lines, attention
+
+
+def training_cost(workload: Workload, speed: Speed, layout: Layout) -> TrainingCost:
+    lines, attention = compute_lines(workload, speed, recompute=layout.recompute)
+    lines += _waiting_lines(workload, speed, layout, attention)
+    lines += _moving_lines(workload, speed, layout)
+    return TrainingCost(layout=layout, lines=tuple(lines), memory=training_memory(speed.model, layout))
+
+
+def _waiting_lines(workload: Workload, speed: Speed, layout: Layout, attention: float) -> list[Line]:
+    """Padding, and ranks and stages that wait for one another."""
+    model, rate = speed.model, speed.cluster.flops * speed.constants.train_fraction
+    forward_s = (2 * model.parameters * workload.trained_tokens + attention) / rate
+    train_s = (3 + layout.recompute) * forward_s
+    logprob_s = (1 + workload.reference) * forward_s
+    packed = workload.trained_tokens * (1 + PADDING) / (layout.dp * layout.tokens_per_microbatch)
+    microbatches, of_batch = ceil(packed / workload.minibatches), ceil(packed)
+    waste_s = (PADDING + IMBALANCE) * (train_s + logprob_s)
+    bubble_s = train_s * (layout.pp - 1) / microbatches + logprob_s * (layout.pp - 1) / of_batch
+    layers = model.parameters - model.vocabulary * model.hidden * (1 if model.tied else 2)
+    output = model.vocabulary * model.hidden
+    uneven = (layers / layout.pp + output) / ((layers + output) / layout.pp) - 1
+    return [
+        Line(name="packing", gpu_s=waste_s, why=f"{PADDING:.0%} padding, {IMBALANCE:.0%} imbalance between DP ranks"),
+        Line(
+            name="pipeline bubble", gpu_s=bubble_s,
+            why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} in a minibatch, {layout.pp - 1}/{of_batch} for log-probs",
+        ),
+        Line(
+            name="uneven stages", gpu_s=uneven * (train_s + logprob_s),
+            why=f"the last stage has the output layer too: {uneven:.1%} longer than the mean",
+        ),
+    ]  # fmt: skip
+
+
+def _moving_lines(workload: Workload, speed: Speed, layout: Layout) -> list[Line]:
+    model, cluster = speed.model, speed.cluster
+    network = cluster.network_bytes_s * speed.constants.network_fraction
+    parameters, gpus, shards = stage_parameters(model, layout), layout.gpus, layout.dp * layout.cp
+    passes = 2 + layout.recompute + 1 + workload.reference
+    exchange_s = workload.trained_tokens * passes * speed.exchange_s_a_token(layout.tp) * layout.tp
+    reduced = (GRADIENT_BYTES + WEIGHT_BYTES) * parameters * (shards - 1) / shards
+    optimizer = (2 * OPTIMIZER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES) * parameters / shards
+    lines = [
+        Line(
+            name="TP exchange", gpu_s=exchange_s,
+            why=f"{passes} passes of {speed.exchange_s_a_token(layout.tp) * 1e6:.1f} us a token on {layout.tp} GPUs",
+        ),
+        Line(
+            name="gradients, parameters", gpu_s=workload.minibatches * reduced / network * gpus,
+            why=f"{workload.minibatches} x {gb(reduced)} a GPU over {network / 1e9:.0f} GB/s, not overlapped",
+        ),
+        Line(
+            name="optimizer", gpu_s=workload.minibatches * optimizer / (cluster.hbm_bytes_s * 0.75) * gpus,
+            why=f"{workload.minibatches} x {gb(optimizer)} a GPU through HBM",
+        ),
+    ]  # fmt: skip
+    if layout.pp > 1:
+        hops_s = workload.trained_tokens * passes * (layout.pp - 1) * model.hidden * WEIGHT_BYTES / network
+        lines.append(Line(name="PP exchange", gpu_s=hops_s, why=f"activations over {layout.pp - 1} borders, not overlapped"))
+    if layout.cp > 1:
+        within = layout.tp * layout.cp <= cluster.gpus_per_node
+        link = cluster.nvlink_bytes_s / 2 * speed.constants.network_fraction if within else network
+        ring_s = workload.trained_tokens * (passes + 1) * model.kv_bytes_per_token * (layout.cp - 1) / link
+        where = "within a node" if within else "across nodes"
+        lines.append(Line(name="CP exchange", gpu_s=ring_s, why=f"keys and values round a ring of {layout.cp} {where}"))
+    if workload.reference:
+        swap_s = 2 * WEIGHT_BYTES * parameters / PCIE_BYTES_S
+        lines.append(Line(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} a GPU, in and out"))
+    seconds = push_s(speed, layout)
+    why = f"{gb(model.weight_bytes)} in {seconds:.2f} s; the trainer waits"
+    lines.append(Line(name="weight push", gpu_s=seconds * gpus, why=why))
+    return lines
