@@ -103,16 +103,18 @@ class Leases:
 
     def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
         granted: list[Lease] = []
+        groups, leases = self._state.groups, self._leases
         while heap and len(granted) < count:
             key = heapq.heappop(heap)
-            trajectory = self.open_trajectory(*key)
-            if trajectory is None or key in self._leases or trajectory.verdict is not None:
+            group = groups.get(key[0])
+            if group is None or group.dropped or key in leases:
                 continue
-            if (trajectory.finish is not None) != grading:
+            trajectory = group.trajectories[key[1]]
+            if trajectory.verdict is not None or (trajectory.finish is not None) != grading:
                 continue
             if not grading and trajectory.floor > self._state.version:
                 continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
-            self._leases[key] = lease = self._lease(key, holder, trajectory)
+            leases[key] = lease = self._lease(key, holder, trajectory)
             granted.append(lease)
         return granted
 

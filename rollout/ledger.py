@@ -328,11 +328,13 @@ class Ledger:
 
     def _reported(self, group: int, trajectory: int) -> TrajectoryState | None:
         """What a report is about; None if it is gone."""
-        self._check_known(group)
         record = self.state.groups.get(group)
-        if record is not None and not 0 <= trajectory < len(record.trajectories):
+        if record is None:
+            self._check_known(group)
+            return None
+        if not 0 <= trajectory < len(record.trajectories):
             raise LedgerError(f"group {group} has {len(record.trajectories)} trajectories, and no number {trajectory}")
-        return self.leases.open_trajectory(group, trajectory)
+        return None if record.dropped else record.trajectories[trajectory]
 
     def _check_known(self, group: int) -> None:
         if not -self.state.evals_admitted <= group < self.state.admitted:
