@@ -96,7 +96,7 @@ def _what_is_wrong(problem: object) -> str:
     if not problem.get("prompt") and not problem.get("messages"):
         return f"problem {problem['id']!r} has neither prompt nor messages"
     try:
-        parse_task(problem.get("task"))
+        parse_task(problem.get("task", ""))
     except TaskError as error:
         return f"problem {problem['id']!r} cannot be graded: {error}"
     return ""

@@ -222,6 +222,8 @@ def _with_key(value: object, key: str) -> dict[str, Any] | None:
 
 def places(run_dir: Path) -> list[str]:
     what = {
+        "report.html": "charts of the run",
+        "trace.json": "timeline, for ui.perfetto.dev",
         METRICS_FILE: "a line a step",
         SUMMARY_FILE: "token accounting",
         "logs": "of every process",

@@ -13,6 +13,7 @@ from launch.placement import Node, Process, choose_base_port, describe, place
 from launch.preflight import check_data, check_extras, check_model, check_run_dir, held, port_is_free
 from launch.prepare import RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
+from launch.report import write_report
 from rollout.keys import RunKeys
 
 LOGS = "logs"
@@ -50,6 +51,8 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
             raise
         except RunFailed as error:
             raise RunFailed(f"{error}\n{_how_to_go_on(run_dir)}") from error
+        finally:
+            write_report(run_dir)
     progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
 

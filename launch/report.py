@@ -1,0 +1,171 @@
+"""What a run left for people: `report.html` (charts, self-contained) and `trace.json` (a timeline for ui.perfetto.dev).
+
+    python -m launch.report outputs/<run>
+
+Both are made from `metrics.jsonl` alone, at the end of every run and whenever asked, so also of a run that failed.
+"""
+
+import argparse
+import html
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.progress import METRICS_FILE, Metrics, read_metrics
+
+REPORT_FILE, TRACE_FILE = "report.html", "trace.json"
+PHASES = (
+    "time/wait_batch_s",
+    "time/pack_s",
+    "time/old_logprob_s",
+    "time/ref_logprob_s",
+    "time/train_s",
+    "time/push_s",
+    "time/eval_s",
+)
+"""What the trainer does in a step, in this order, one after the other."""
+COUNTERS = ("queue/ready_groups", "lag/mean_versions", "idle/rollout_fraction", "tokens/generated_per_s")
+COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#64748b", "#0891b2")
+WIDTH, HEIGHT, LEFT, BOTTOM = 420, 170, 52, 22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    title: str
+    keys: tuple[str, ...]
+    note: str
+
+
+CHARTS = (
+    Chart(title="Reward", keys=("reward/mean", "eval/pass_rate"), note="of the batch; and on the held-out problems"),
+    Chart(title="Seconds of a step", keys=PHASES[:6], note="waiting should be the smallest part"),
+    Chart(title="Lag, versions", keys=("lag/max_versions", "lag/mean_versions"), note="bounded by rollout.max_staleness"),
+    Chart(title="Idle fractions", keys=("idle/trainer_fraction", "idle/rollout_fraction"), note="of trainer and engines"),
+    Chart(title="Queue", keys=("queue/ready_groups", "queue/to_grade"), note="groups ready; completions to grade"),
+    Chart(title="Tokens a second", keys=("tokens/generated_per_s", "tokens/trained_per_s"), note=""),
+    Chart(title="Completion tokens", keys=("completion/mean_tokens", "completion/max_tokens"), note=""),
+    Chart(
+        title="Log-prob mismatch",
+        keys=("mismatch/same_version_abs_logprob", "mismatch/abs_logprob"),
+        note="engine against trainer",
+    ),
+    Chart(title="KL to the reference", keys=("kl/reference",), note=""),
+    Chart(title="Entropy", keys=("entropy/mean",), note="nats a token"),
+    Chart(title="Gradient norm", keys=("grad_norm",), note="before clipping"),
+    Chart(title="Clipped, and behaviour weight", keys=("clip/fraction", "behaviour/weight_mean"), note=""),
+)
+
+
+def write_report(run_dir: Path) -> bool:
+    """Makes both files; False if the run has no step to show."""
+    lines = read_metrics(run_dir)
+    if not any(line["step"] > 0 for line in lines):
+        return False
+    (run_dir / REPORT_FILE).write_text(page(run_dir.name, lines))
+    (run_dir / TRACE_FILE).write_text(json.dumps({"traceEvents": list(trace_events(lines)), "displayTimeUnit": "ms"}))
+    return True
+
+
+def trace_events(lines: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
+    """Chrome's trace events: a span a phase, a counter a figure; microseconds since the first line."""
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "trainer"}}
+    yield {"ph": "M", "pid": 2, "name": "process_name", "args": {"name": "queue and fleet"}}
+    start_s = float(lines[0]["time"]) - sum(float(lines[0].get(phase, 0.0)) for phase in PHASES)
+    for line in lines:
+        at_s = float(line["time"]) - start_s - sum(float(line.get(phase, 0.0)) for phase in PHASES)
+        for phase in PHASES:
+            seconds = float(line.get(phase, 0.0))
+            if seconds:
+                name = phase.removeprefix("time/").removesuffix("_s")
+                span = {"name": name, "cat": "trainer", "ph": "X", "pid": 1, "tid": 1, "args": {"step": line["step"]}}
+                yield span | {"ts": round(1e6 * at_s), "dur": round(1e6 * seconds)}
+            at_s += seconds
+        for name in COUNTERS:
+            if name in line:
+                yield {"name": name, "ph": "C", "pid": 2, "ts": round(1e6 * at_s), "args": {"value": line[name]}}
+
+
+def page(name: str, lines: Sequence[Metrics]) -> str:
+    """The report as one HTML file that needs nothing from anywhere."""
+    charts = "\n".join(drawn for chart in CHARTS if (drawn := draw(chart, lines)))
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>
+<style>
+body {{ font: 14px system-ui, sans-serif; margin: 2rem; color: #1e293b; background: #fff }}
+h1 {{ font-size: 1.3rem }} main {{ display: flex; flex-wrap: wrap; gap: 1.2rem }}
+figure {{ width: {WIDTH + 8}px; margin: 0; border: 1px solid #e2e8f0; border-radius: 8px; padding: .7rem }}
+figcaption b {{ font-size: 15px }} small {{ color: #64748b }} text {{ font-size: 11px; fill: #64748b }}
+.key {{ display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 .8em }}
+</style>
+<h1>{html.escape(name)}: {max(line["step"] for line in lines)} steps</h1>
+<main>
+{charts}
+</main></html>
+"""
+
+
+def draw(chart: Chart, lines: Sequence[Metrics]) -> str:
+    """One figure with a line a key; "" when no key has a value."""
+    series = {key: [(line["step"], float(line[key])) for line in lines if key in line] for key in chart.keys}
+    series = {key: points for key, points in series.items() if points}
+    if not series:
+        return ""
+    values = [value for points in series.values() for _, value in points]
+    low, high = min(0.0, *values), max(values)
+    high = high if high > low else low + 1.0
+    last = max(line["step"] for line in lines)
+    curves, legend = [], []
+    for colour, (key, points) in zip(COLOURS, series.items(), strict=False):
+        places = [(LEFT + (WIDTH - LEFT) * step / last, HEIGHT - HEIGHT * (value - low) / (high - low)) for step, value in points]
+        curves.append(
+            _curve(places, colour)
+            + "".join(_dot(p, colour, f"step {s}: {v:.4g}") for p, (s, v) in zip(places, points, strict=True))
+        )
+        legend.append(f'<span class="key" style="background:{colour}"></span>{html.escape(_label(key))} {points[-1][1]:.3g}')
+    labels = "".join(
+        f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">{value:.3g}</text>' for y, value in ((10, high), (HEIGHT, low))
+    ) + "".join(
+        f'<text x="{x}" y="{HEIGHT + 16}" text-anchor="{anchor}">{step}</text>'
+        for x, anchor, step in ((LEFT, "start", 0), (WIDTH, "end", last))
+    )
+    frame = f'<path d="M{LEFT} 0V{HEIGHT}H{WIDTH}" fill="none" stroke="#cbd5e1"/>'
+    return (
+        f"<figure><figcaption><b>{chart.title}</b> <small>{chart.note}</small></figcaption>"
+        f'<svg width="{WIDTH + 8}" height="{HEIGHT + BOTTOM}" viewBox="0 -6 {WIDTH + 8} {HEIGHT + BOTTOM + 6}">{frame}{labels}'
+        f"{''.join(curves)}</svg><div>{''.join(legend)}</div></figure>"
+    )
+
+
+def _curve(places: Sequence[tuple[float, float]], colour: str) -> str:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+
+
+def _dot(place: tuple[float, float], colour: str, title: str) -> str:
+    x, y = place
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"><title>{title}</title></circle>'
+
+
+def _label(key: str) -> str:
+    return key.split("/")[-1].removesuffix("_s").removesuffix("_per").replace("_", " ")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="launch.report", description="Makes report.html and trace.json of a run.")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    run_dir = parser.parse_args(arguments).run
+    if not (run_dir / METRICS_FILE).is_file():
+        print(f"launch.report: {run_dir} is no run's folder: it holds no {METRICS_FILE}", file=sys.stderr)
+        return 2
+    if not write_report(run_dir):
+        print(f"launch.report: {run_dir} has no finished step yet", file=sys.stderr)
+        return 1
+    print(f"{run_dir / REPORT_FILE}\n{run_dir / TRACE_FILE}   (open it in ui.perfetto.dev)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
