@@ -1,0 +1,274 @@
+"""A real run's first half calibrates the simulator, which then predicts the second half.
+
+    python -m launch.simulate from_run=outputs/NAME
+
+From `metrics.jsonl` come the trainer's seconds a token, the push, the lengths of completions, and the rate at which busy
+engines sample. Two things are not in the metrics and are chosen such that the first half comes out: how much of a full
+engine's decode step there is for one sequence already, and how long a verdict takes (at most what the number of
+completions that wait for one at the end of a step would say).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any
+
+from conf.load import read_run
+from conf.schema import ConfigError, RunConfig
+from launch.plan.inputs import Lengths
+from launch.progress import read_metrics
+from launch.simulate.options import rules_of
+from launch.simulate.scenario import Failures, Fleet, Scenario
+from launch.simulate.simulation import simulate
+from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
+from launch.simulate.trainer import Step
+from launch.simulate.workload import Workload
+
+Metrics = Mapping[str, Any]
+ALLOWED = 0.20  # relative, of the step time; of fractions, of the step
+WARM_UP_STEPS = 2  # the first pushes, and what is compiled or loaded at first use
+FEWEST_STEPS = 12
+FIXED_SHARES = (0.0, 0.5, 1.0)  # of a full engine's decode step, whatever runs in it
+VERDICT_SHARES = (0.2, 0.5, 1.0)  # of the longest time to a verdict
+ROUNDS, CLOSE = 8, 0.01
+PROMPT_SHARE = 0.5  # of the longest prompt; what is fitted makes up for it
+PHASES = {
+    "old log-probs": "time/old_logprob_s",
+    "reference log-probs": "time/ref_logprob_s",
+    "train": "time/train_s",
+    "push": "time/push_s",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    what: str
+    first_half: float  # measured
+    predicted: float  # of the second half
+    measured: float
+    unit: str  # s | tokens/s | fraction
+    binding: bool = False
+
+    @property
+    def error(self) -> float:
+        """Relative; of a fraction, the difference."""
+        difference = self.predicted - self.measured
+        return difference if self.unit == "fraction" else difference / self.measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    run: str
+    first: tuple[int, int]  # steps
+    second: tuple[int, int]
+    rows: tuple[Compared, ...]
+    scenario: Scenario  # calibrated
+
+    @property
+    def within(self) -> bool:
+        return all(abs(row.error) <= ALLOWED for row in self.rows if row.binding)
+
+
+def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
+    """Raises ConfigError when the run does not hold enough."""
+    config = read_run(run_dir)
+    lines = [line for line in read_metrics(run_dir) if "time/step_s" in line]
+    if len(lines) < FEWEST_STEPS:
+        raise ConfigError(f"{run_dir}: {len(lines)} steps were measured; to calibrate and predict takes at least {FEWEST_STEPS}")
+    half = len(lines) // 2
+    first, second = lines[WARM_UP_STEPS:half], lines[half:]
+    scenario = calibrated(config, first, seed=seed)
+    predicted = _simulated(scenario, second)
+    step_s = fmean(s.step_s for s in predicted)
+    rows = [
+        _time("step", "time/step_s", step_s, first, second, binding=True),
+        _fraction("trainer idle", _simulated_trainer_idle(predicted), _trainer_idle(first), _trainer_idle(second)),
+        _fraction(
+            "rollout idle", _simulated_idle(predicted, config.rollout.engines), _rollout_idle(first), _rollout_idle(second)
+        ),
+    ]
+    simulated = {
+        "old log-probs": fmean(s.old_logprob_s for s in predicted),
+        "reference log-probs": fmean(s.ref_logprob_s for s in predicted),
+        "train": fmean(s.train_s for s in predicted) - scenario.trainer.step_overhead_s,
+        "push": fmean(s.push_s for s in predicted),
+    }
+    rate = _busy_tokens_per_s(first)
+    busy = Compared(what="busy engines", unit="tokens/s", first_half=rate, predicted=rate, measured=_busy_tokens_per_s(second))
+    rows += [_time(what, key, simulated[what], first, second) for what, key in PHASES.items()]
+    return Comparison(
+        run=str(run_dir),
+        first=(first[0]["step"], first[-1]["step"]),
+        second=(second[0]["step"], second[-1]["step"]),
+        rows=tuple(row for row in (*rows, busy) if row.measured > 0 or row.unit == "fraction"),
+        scenario=scenario,
+    )
+
+
+def calibrated(config: RunConfig, lines: Sequence[Metrics], *, seed: int = 0) -> Scenario:
+    """The scenario that reproduces these steps of a run best."""
+    candidates = [
+        _at_rate(_scenario(config, lines, fixed_share=fixed, verdict_share=verdict, seed=seed), lines)
+        for fixed in FIXED_SHARES
+        for verdict in VERDICT_SHARES
+    ]
+    return min(candidates, key=lambda scenario: _misfit(scenario, lines))
+
+
+def _at_rate(scenario: Scenario, lines: Sequence[Metrics]) -> Scenario:
+    """Busy engines sample at the measured rate; they are not always full, so the rate when full is above it."""
+    wanted, engines = _busy_tokens_per_s(lines), scenario.fleets[0].engines
+    for _ in range(ROUNDS):
+        steps = _simulated(scenario, lines)
+        busy_s = sum(step.step_s for step in steps) - sum(step.engine_idle_s for step in steps) / engines
+        ratio = sum(step.generated_tokens for step in steps) / busy_s / wanted
+        if abs(ratio - 1) < CLOSE:
+            break
+        scenario = replace(scenario, fleets=tuple(replace(f, speeds=_slower(f.speeds, ratio)) for f in scenario.fleets))
+    return scenario
+
+
+def _misfit(scenario: Scenario, lines: Sequence[Metrics]) -> float:
+    steps = _simulated(scenario, lines)
+    step_s, measured_s = fmean(s.step_s for s in steps), fmean(line["time/step_s"] for line in lines)
+    trainer = _simulated_trainer_idle(steps) - _trainer_idle(lines)
+    rollout = _simulated_idle(steps, scenario.fleets[0].engines) - _rollout_idle(lines)
+    return abs(step_s / measured_s - 1) + abs(trainer) + abs(rollout)
+
+
+def _simulated(scenario: Scenario, lines: Sequence[Metrics]) -> list[Step]:
+    """The steps that these lines tell of."""
+    return [step for step in simulate(scenario).steps if lines[0]["step"] <= step.step <= lines[-1]["step"]]
+
+
+def _scenario(config: RunConfig, lines: Sequence[Metrics], *, fixed_share: float, verdict_share: float, seed: int) -> Scenario:
+    rollout, algo = config.rollout, config.algo
+    workload = _workload(config, lines, verdict_share, seed)
+    full, full_step_s = rollout.concurrency, rollout.concurrency * rollout.engines / _busy_tokens_per_s(lines)
+    speeds = EngineSpeeds(
+        decode_s=tuple(full_step_s * (fixed_share + (1 - fixed_share) * n / full) for n in range(full + 1)),
+        decode_s_per_context_token=0.0,
+        prefill_s_per_token=0.0,
+        kv_tokens=rollout.max_total_tokens or inf,
+    )
+    return Scenario(
+        name=config.name,
+        rules=rules_of(config, config.trainer.steps),
+        fleets=(Fleet(engines=rollout.engines, gpus_per_engine=1, concurrency=full, speeds=speeds),),
+        trainer=_trainer(lines, workload, algo.groups_per_step),
+        trainer_gpus=1,
+        sandboxes=algo.groups_per_step * algo.completions_per_group,  # the time to a verdict holds all waiting
+        workload=workload,
+        checkpoint_every=config.trainer.checkpoint_every,
+        failures=Failures(node_mtbf_s=0.0),
+    )
+
+
+def _workload(config: RunConfig, lines: Sequence[Metrics], verdict_share: float, seed: int) -> Workload:
+    algo, cap = config.algo, config.rollout.max_completion_tokens
+    completions = algo.groups_per_step * algo.completions_per_group
+    mean = sum(line["tokens/trained"] for line in lines) / len(lines) / completions
+    verdict_s = fmean(line["queue/to_grade"] for line in lines) / completions * fmean(line["time/step_s"] for line in lines)
+    return Workload(
+        completions_per_group=algo.completions_per_group,
+        prompt_mean_tokens=PROMPT_SHARE * config.data.max_prompt_tokens,
+        prompt_cap_tokens=config.data.max_prompt_tokens,
+        completion_mean_tokens=mean,
+        completion_cap_tokens=cap,
+        completion_sigma=_sigma(mean, cap, fmean(line["completion/max_tokens"] for line in lines), completions),
+        grading_mean_s=verdict_share * verdict_s,
+        seed=seed,
+    )
+
+
+def _sigma(mean: float, cap: int, longest: float, count: int) -> float:
+    """The spread with which the longest of so many completions is as long as seen."""
+    z = NormalDist().inv_cdf(1 - 0.5 / count)
+    low, high = 0.05, 2.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        median = exp(Lengths(mean_tokens=mean, cap_tokens=cap, sigma=middle).mu)
+        low, high = (middle, high) if min(median * exp(middle * z), cap) < longest else (low, middle)
+    return low
+
+
+def _trainer(lines: Sequence[Metrics], workload: Workload, groups: int) -> TrainerSpeeds:
+    completions = groups * workload.completions_per_group
+    tokens = fmean(line["tokens/trained"] for line in lines) + completions * workload.prompt_mean_tokens
+    seconds = {what: fmean(line.get(key, 0.0) for line in lines) for what, key in PHASES.items()}
+    known = ("time/wait_batch_s", *PHASES.values())
+    rest_s = fmean(line["time/step_s"] - sum(line.get(key, 0.0) for key in known) for line in lines)
+    return TrainerSpeeds(
+        old_logprob_s_per_token=seconds["old log-probs"] / tokens,
+        ref_logprob_s_per_token=seconds["reference log-probs"] / tokens,
+        train_s_per_token=seconds["train"] / tokens,
+        step_overhead_s=max(0.0, rest_s),
+        push_s=seconds["push"],
+        checkpoint_stall_s=0.0,
+        checkpoint_write_s=0.0,
+    )
+
+
+def _slower(speeds: EngineSpeeds, factor: float) -> EngineSpeeds:
+    return replace(speeds, decode_s=tuple(factor * s for s in speeds.decode_s))
+
+
+def _busy_tokens_per_s(lines: Sequence[Metrics]) -> float:
+    """Of the fleet, while its engines had something to do."""
+    told = [line for line in lines if "tokens/generated_per_s" in line and "idle/rollout_fraction" in line]
+    tokens = sum(line["tokens/generated_per_s"] * line["time/step_s"] for line in told)
+    busy_s = sum((1 - line["idle/rollout_fraction"]) * line["time/step_s"] for line in told)
+    if not told or tokens <= 0 or busy_s <= 0:
+        raise ConfigError("metrics.jsonl tells nothing of generation in the first half: tokens/generated_per_s is needed")
+    return tokens / busy_s
+
+
+def _trainer_idle(lines: Sequence[Metrics]) -> float:
+    return sum(line["time/wait_batch_s"] for line in lines) / sum(line["time/step_s"] for line in lines)
+
+
+def _rollout_idle(lines: Sequence[Metrics]) -> float:
+    told = [line for line in lines if "idle/rollout_fraction" in line]
+    return sum(line["idle/rollout_fraction"] * line["time/step_s"] for line in told) / sum(line["time/step_s"] for line in told)
+
+
+def _simulated_trainer_idle(steps: Sequence[Step]) -> float:
+    return sum(step.wait_s for step in steps) / sum(step.step_s for step in steps)
+
+
+def _simulated_idle(steps: Sequence[Step], engines: int) -> float:
+    return sum(step.engine_idle_s for step in steps) / engines / sum(step.step_s for step in steps)
+
+
+def _time(
+    what: str, key: str, predicted: float, first: Sequence[Metrics], second: Sequence[Metrics], *, binding: bool = False
+) -> Compared:
+    before, after = (fmean(line.get(key, 0.0) for line in lines) for lines in (first, second))
+    return Compared(what=what, unit="s", binding=binding, first_half=before, predicted=predicted, measured=after)
+
+
+def _fraction(what: str, predicted: float, first_half: float, measured: float) -> Compared:
+    return Compared(what=what, unit="fraction", binding=True, first_half=first_half, predicted=predicted, measured=measured)
+
+
+def table(comparison: Comparison) -> str:
+    lines = [
+        f"{comparison.run}: calibrated on steps {comparison.first[0]}-{comparison.first[1]}, predicts steps "
+        f"{comparison.second[0]}-{comparison.second[1]}",
+        f"{'':<24}{'first half':>12}{'predicted':>12}{'measured':>12}{'error':>14}",
+    ]
+    for row in comparison.rows:
+        fraction = row.unit == "fraction"
+        form, error = (".3f", f"{100 * row.error:+.1f} points") if fraction else (".2f", f"{row.error:+.0%}")
+        what = row.what if fraction else f"{row.what}, {row.unit}"
+        mark = " *" if row.binding else ""
+        lines.append(f"{what:<24}{row.first_half:>12{form}}{row.predicted:>12{form}}{row.measured:>12{form}}{error:>14}{mark}")
+    verdict = "within" if comparison.within else "NOT within"
+    lines.append(f"* {verdict} {ALLOWED:.0%} (of fractions: {100 * ALLOWED:.0f} points)")
+    if not comparison.within:
+        lines.append(
+            "A phase or a rate that is far off in itself, without *, is one that changed between the halves: other load, other lengths."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""What is asked of the simulator beside the run's own settings and `plan.*`, and the scenario that both make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conf.schema import ConfigError, RunConfig
+from launch.plan.calibrate import stored
+from launch.plan.inputs import Workload as PlannedWorkload
+from launch.plan.inputs import read_inputs
+from launch.plan.speed import Speed, stated
+from launch.plan.training import Layout, check_layout
+from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
+from launch.simulate.speeds import engine_speeds, trainer_speeds
+from launch.simulate.workload import Workload
+from rollout.ledger import Rules
+
+ASSUMPTIONS = ("stated", "calibrated")
+
+
+@dataclass(kw_only=True)
+class Options:
+    """On the command line: simulate.KEY=VALUE."""
+
+    assumptions: str = "calibrated"  # stated | calibrated: the planner's two sets of constants
+    failures: bool = True
+    engine_restart_s: float = 600.0  # until a lost rollout node is replaced and serves; plan.restart_s is the trainer's
+    push: str = "interrupt"  # interrupt | drain | batch: when engines take new weights
+    tail_engines: int = 0  # engines that take only completions that were cut, out of rollout.engines
+    tail_concurrency: int = 16
+    group_correlation: float = 0.5  # share of the variance of log-lengths that lies between prompts
+    seed: int = 0
+    steps: int = 0  # 0: trainer.steps; of a comparison: 48
+    out: str = ""  # folder; "": outputs/simulate
+    timeline_hours: float = 2.0  # how much of the run the timeline shows engine by engine
+
+
+def scenario_of(config: RunConfig, options: Options, *, name: str = "run", colocated: bool = False) -> Scenario:
+    """Raises ConfigError."""
+    _check(config, options)
+    model, cluster, planned = read_inputs(config)
+    constants = stored().constants
+    if options.assumptions == "stated":
+        constants = stated(config.plan.compute_fraction, config.plan.bandwidth_fraction)
+    speed = Speed(model=model, cluster=cluster, constants=constants)
+    trainer, steps = config.trainer, options.steps or config.trainer.steps
+    layout = Layout(tp=trainer.tp, pp=trainer.pp, cp=1, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch)
+    check_layout(layout, model, cluster)
+    used = max(layout.gpus, _engine_gpus(config)) if colocated else layout.gpus + _engine_gpus(config)
+    if used > cluster.gpus:
+        raise ConfigError(
+            f"trainer and engines need {used} GPUs ({layout}; {config.rollout.engines} engines of TP{config.rollout.engine_tp}), "
+            f"the cluster has {cluster.gpus}: take fewer rollout.engines, or a smaller trainer.dp"
+        )
+    fleets = _fleets(config, options, speed, planned)
+    if (room := min(fleet.speeds.kv_tokens for fleet in fleets)) < planned.longest_tokens:
+        raise ConfigError(
+            f"rollout.engine_tp={config.rollout.engine_tp}: beside the weights an engine holds {max(room, 0):.0f} tokens, and "
+            f"the longest trajectory has {planned.longest_tokens:.0f}; take a larger rollout.engine_tp"
+        )
+    return Scenario(
+        name=name,
+        rules=rules_of(config, steps),
+        fleets=fleets,
+        trainer=trainer_speeds(speed, planned, layout),
+        trainer_gpus=layout.gpus,
+        colocated=colocated,
+        push_mode=PushMode(options.push),
+        sandboxes=planned.sandbox_cores,
+        workload=_workload(config, options),
+        checkpoint_every=trainer.checkpoint_every,
+        failures=Failures(
+            node_mtbf_s=cluster.node_mtbf_s if options.failures else 0.0,
+            gpus_per_node=cluster.gpus_per_node,
+            lease_s=config.rollout.lease_s,
+            engine_restart_s=options.engine_restart_s,
+            trainer_restart_s=cluster.restart_s,
+            seed=options.seed,
+        ),
+    )
+
+
+def _engine_gpus(config: RunConfig) -> int:
+    return config.rollout.engines * config.rollout.engine_tp
+
+
+def _check(config: RunConfig, options: Options) -> None:
+    for key, allowed in (("assumptions", ASSUMPTIONS), ("push", tuple(PushMode))):
+        if (value := getattr(options, key)) not in allowed:
+            raise ConfigError(f"simulate.{key}={value!r}: choose one of {', '.join(allowed)}")
+    for key in ("steps", "tail_engines", "engine_restart_s", "seed"):
+        if (number := getattr(options, key)) < 0:
+            raise ConfigError(f"simulate.{key}={number}: must be at least 0")
+    if options.tail_engines >= config.rollout.engines:
+        raise ConfigError(
+            f"simulate.tail_engines={options.tail_engines} leaves none of the {config.rollout.engines} engines (rollout.engines) "
+            "to begin completions"
+        )
+    if options.tail_concurrency < 1:
+        raise ConfigError(f"simulate.tail_concurrency={options.tail_concurrency}: must be at least 1")
+
+
+def _fleets(config: RunConfig, options: Options, speed: Speed, planned: PlannedWorkload) -> tuple[Fleet, ...]:
+    rollout, tail = config.rollout, options.tail_engines
+
+    def fleet(engines: int, concurrency: int, *, is_tail: bool) -> Fleet:
+        speeds = engine_speeds(speed, tp=rollout.engine_tp, concurrency=concurrency, context_tokens=planned.context_tokens)
+        return Fleet(engines=engines, gpus_per_engine=rollout.engine_tp, concurrency=concurrency, speeds=speeds, tail=is_tail)
+
+    fleets = (fleet(rollout.engines - tail, rollout.concurrency, is_tail=False),)
+    return (*fleets, fleet(tail, options.tail_concurrency, is_tail=True)) if tail else fleets
+
+
+def rules_of(config: RunConfig, steps: int) -> Rules:
+    """What the queue server of a run of so many steps goes by."""
+    algo, rollout = config.algo, config.rollout
+    return Rules(
+        groups_per_step=algo.groups_per_step,
+        completions_per_group=algo.completions_per_group,
+        max_staleness=rollout.max_staleness,
+        window=rollout.window,
+        segment_tokens=rollout.segment_tokens,
+        max_completion_tokens=rollout.max_completion_tokens,
+        total_steps=steps,
+        drop_no_signal=algo.drop_no_signal,
+        max_drops_per_step=algo.max_drops_per_step,
+    )
+
+
+def _workload(config: RunConfig, options: Options) -> Workload:
+    plan = config.plan
+    return Workload(
+        completions_per_group=config.algo.completions_per_group,
+        prompt_mean_tokens=plan.prompt_tokens,
+        prompt_cap_tokens=config.data.max_prompt_tokens,
+        completion_mean_tokens=plan.completion_tokens,
+        completion_cap_tokens=config.rollout.max_completion_tokens,
+        completion_sigma=plan.length_sigma,
+        group_correlation=options.group_correlation,
+        grading_mean_s=plan.sandbox_s,
+        seed=options.seed,
+    )
+
+
+def split_arguments(arguments: Sequence[str], ours: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The simulator's own KEY=VALUE arguments, and those of the run's configuration."""
+    own, others = {}, []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in ours or key.startswith("simulate."):
+            own[key] = value
+        else:
+            others.append(argument)
+    return own, others

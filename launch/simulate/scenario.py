@@ -1,0 +1,73 @@
+"""What is simulated: the rules of the ledger, the hardware, the work, and what fails."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
+from launch.simulate.workload import Workload
+from rollout.ledger import Rules
+
+DAY_S = 86_400.0
+
+
+class PushMode(StrEnum):
+    """When engines take new weights."""
+
+    INTERRUPT = "interrupt"  # at once; what runs is retracted and goes on
+    DRAIN = "drain"  # nothing new starts, and what runs ends first
+    BATCH = "batch"  # when all that may be generated is generated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """Engines of one kind."""
+
+    engines: int
+    gpus_per_engine: int
+    concurrency: int
+    speeds: EngineSpeeds
+    tail: bool = False  # they take only completions that were cut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failures:
+    node_mtbf_s: float = 20 * DAY_S  # 0: nothing fails
+    gpus_per_node: int = 8
+    lease_s: float = 30.0  # until the leases of a dead engine return
+    engine_restart_s: float = 600.0  # until a failed rollout node serves again (another node, weights by the next push)
+    trainer_restart_s: float = 600.0  # until the trainer is back at its last checkpoint
+    planned: tuple[tuple[float, int], ...] = ()  # (time_s, node): these, beside what chance brings
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    name: str
+    rules: Rules  # total_steps: the steps that are simulated
+    fleets: tuple[Fleet, ...]
+    trainer: TrainerSpeeds
+    trainer_gpus: int
+    colocated: bool = False  # trainer and engines take turns on the same GPUs
+    push_mode: PushMode = PushMode.INTERRUPT
+    sandboxes: int
+    workload: Workload
+    checkpoint_every: int  # steps; 0: only at the end
+    failures: Failures
+
+    @property
+    def steps(self) -> int:
+        assert self.rules.total_steps is not None
+        return self.rules.total_steps
+
+    @property
+    def rollout_nodes(self) -> int:
+        return -(-self.engine_gpus // self.failures.gpus_per_node)
+
+    @property
+    def trainer_nodes(self) -> int:
+        """Those of the fleet come first; the trainer's follow, or are the same."""
+        return -(-self.trainer_gpus // self.failures.gpus_per_node)
+
+    @property
+    def engine_gpus(self) -> int:
+        return sum(fleet.engines * fleet.gpus_per_engine for fleet in self.fleets)

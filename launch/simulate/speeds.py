@@ -1,0 +1,55 @@
+"""How fast engines and the trainer are: all that the simulator knows of hardware. From the planner, or from a real run."""
+
+from dataclasses import dataclass
+
+from launch.plan.inputs import Workload
+from launch.plan.speed import Speed
+from launch.plan.training import PCIE_BYTES_S, STATE_BYTES, Layout, push_s, training_cost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpeeds:
+    """A decode step of n sequences with c tokens of context in all takes `decode_s[n] + c * decode_s_per_context_token`."""
+
+    decode_s: tuple[float, ...]  # [concurrency + 1]; of 0 sequences: not used
+    decode_s_per_context_token: float
+    prefill_s_per_token: float  # nothing decodes meanwhile
+    kv_tokens: float  # what fits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSpeeds:
+    old_logprob_s_per_token: float  # of a batch's tokens, prompts included
+    ref_logprob_s_per_token: float  # 0: no reference
+    train_s_per_token: float  # all minibatches
+    step_overhead_s: float  # of a step, whatever its tokens
+    push_s: float  # nothing decodes and nothing trains meanwhile
+    checkpoint_stall_s: float  # what the trainer sees of a checkpoint
+    checkpoint_write_s: float  # until it is safe
+
+
+def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: float) -> EngineSpeeds:
+    """Prefill is taken at its mean cost for contexts of about this length."""
+    return EngineSpeeds(
+        decode_s=tuple(speed.decode_step_s(tp, n, 0.0) for n in range(concurrency + 1)),
+        decode_s_per_context_token=speed.decode_step_s(tp, 1, 1.0) - speed.decode_step_s(tp, 1, 0.0),
+        prefill_s_per_token=speed.prefill_s(tp, context_tokens) / context_tokens,
+        kv_tokens=speed.kv_tokens(tp),
+    )
+
+
+def trainer_speeds(speed: Speed, workload: Workload, layout: Layout) -> TrainerSpeeds:
+    """The planner's step, shared out by floating-point operations: 1 for each pass of log-probs, 3 for forward and backward."""
+    cost = training_cost(workload, speed, layout)
+    pushed_s = push_s(speed, layout)
+    token_s = (cost.step_s - pushed_s) / (4 + workload.reference) / workload.trained_tokens
+    state_bytes = STATE_BYTES * speed.model.parameters
+    return TrainerSpeeds(
+        old_logprob_s_per_token=token_s,
+        ref_logprob_s_per_token=token_s if workload.reference else 0.0,
+        train_s_per_token=3 * token_s,
+        step_overhead_s=0.0,
+        push_s=pushed_s,
+        checkpoint_stall_s=state_bytes / layout.gpus / PCIE_BYTES_S,
+        checkpoint_write_s=state_bytes / speed.cluster.storage_bytes_s,
+    )
