@@ -28,7 +28,8 @@ assert (run / "config.yaml").exists()
 if os.environ["RANK"] == "0":
     with (run / "metrics.jsonl").open("a") as file:
         for step in range(1, 4):
-            print(json.dumps({"step": step, "reward/mean": step / 4, "time/step_s": 0.1}), file=file, flush=True)
+            line = {"step": step, "time": time.time(), "reward/mean": step / 4, "time/step_s": 0.1}
+            print(json.dumps(line), file=file, flush=True)
             time.sleep(0.1)
     (run / "summary.json").write_text(json.dumps({"queue": {"trained_tokens": 42}}))
     (run / "closed").touch()
