@@ -23,7 +23,7 @@ from launch.plan.check import check_report
 from launch.plan.figures import page
 from launch.plan.record import study_record
 from launch.plan.report import report
-from launch.plan.study import make_study
+from launch.plan.study import Study, make_study
 
 ASKED_WRONGLY = 2
 CHECK = "check="
@@ -39,6 +39,8 @@ def run(arguments: Sequence[str]) -> str:
     config = _configuration(arguments)
     study = make_study(config)
     text = report(study, config.plan.show)
+    if study.misfit:
+        print(f"plan: {study.misfit}", file=sys.stderr)
     for where, content in ((config.plan.out, _json), (config.plan.figures, page)):
         if where:
             _write(Path(where), content(study))
@@ -52,7 +54,7 @@ def _configuration(arguments: Sequence[str]) -> RunConfig:
         return to_run_config(compose("config", overrides=["name=plan", *arguments]))
 
 
-def _json(study) -> str:
+def _json(study: Study) -> str:
     return json.dumps(study_record(study), indent=2) + "\n"
 
 

@@ -27,7 +27,7 @@ POINTS = DATA / "qwen3_32b_h100_decode.csv"
 STORED = DATA / "calibration.json"
 NOISE = 0.03  # relative, of a measurement: a residual beyond it counts linearly
 PUSH_BYTES_S = 64e9 / 2.67  # the slower of the NCCL pushes at 30-32B that were published (miles)
-"""name -> (prior mean, prior spread); the spread is relative but for the exponent and the retraction."""
+# name -> (prior mean, prior spread); the spread is relative, but absolute for the exponent.
 PRIORS = {
     "decode_step_s": (5e-3, 0.3),
     "sequence_s": (30e-6, 0.5),
@@ -48,6 +48,21 @@ ADDITIVE = {"output_exponent"}
 class Calibration:
     constants: Constants
     protocol: Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errors:
+    """Relative, of predicted time per output token; absolute values."""
+
+    what: str
+    median: float
+    p90: float
+    largest: float
+
+    @classmethod
+    def of(cls, what: str, relative: F64) -> "Errors":
+        size = np.abs(relative)
+        return cls(what=what, median=float(np.median(size)), p90=float(np.quantile(size, 0.9)), largest=float(size.max()))
 
 
 def _unpack(x: F64) -> dict[str, float]:
@@ -91,33 +106,24 @@ def stored() -> Calibration:
     return Calibration(constants=Constants(**record["constants"]), protocol=Protocol(**record["protocol"]))
 
 
+def stored_errors() -> list[Errors]:
+    return [Errors(**record) for record in json.loads(STORED.read_text())["errors"]]
+
+
 def relative_errors(points: Sequence[Point], calibration: Calibration) -> F64:
     return np.array([predict(p, calibration.constants, calibration.protocol).tpot_s / p.tpot_s - 1 for p in points])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOut:
-    what: str
-    errors: F64  # relative, of predicted time per output token, each point predicted without its group
-
-    @property
-    def median(self) -> float:
-        return float(np.median(np.abs(self.errors)))
-
-    @property
-    def p90(self) -> float:
-        return float(np.quantile(np.abs(self.errors), 0.9))
-
-
-def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], float]) -> HeldOut:
+def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], float]) -> Errors:
+    """Every point predicted from those that do not share its value."""
     errors = [
         relative_errors([p for p in points if key(p) == value], fit([p for p in points if key(p) != value]))
         for value in sorted({key(p) for p in points})
     ]
-    return HeldOut(what=what, errors=np.concatenate(errors))
+    return Errors.of(f"each {what} held back", np.concatenate(errors))
 
 
-def fifths(points: Sequence[Point], seed: int = 0) -> HeldOut:
+def fifths(points: Sequence[Point], seed: int = 0) -> Errors:
     """Every point predicted from the other four fifths, in random order."""
     order = np.random.default_rng(seed).permutation(len(points))
     errors = []
@@ -125,35 +131,33 @@ def fifths(points: Sequence[Point], seed: int = 0) -> HeldOut:
         inside = set(held.tolist())
         fitted = fit([p for i, p in enumerate(points) if i not in inside])
         errors.append(relative_errors([points[i] for i in held], fitted))
-    return HeldOut(what="random fifths", errors=np.concatenate(errors))
+    return Errors.of("a random fifth held back", np.concatenate(errors))
 
 
 GROUPS: dict[str, Callable[[Point], float]] = {
-    "tensor_parallel": lambda p: p.tp,
-    "concurrent_sequences": lambda p: p.sequences,
-    "prompt_tokens": lambda p: p.prompt_tokens,
-    "output_tokens": lambda p: p.output_tokens,
+    "TP": lambda p: p.tp,
+    "concurrency": lambda p: p.sequences,
+    "prompt length": lambda p: p.prompt_tokens,
+    "output length": lambda p: p.output_tokens,
 }
 
 
-def held_out(points: Sequence[Point]) -> list[HeldOut]:
-    return [fifths(points), *(leave_groups_out(points, what, key) for what, key in GROUPS.items())]
+def all_errors(points: Sequence[Point], calibration: Calibration) -> list[Errors]:
+    fitted = Errors.of("nothing held back", relative_errors(points, calibration))
+    return [fitted, fifths(points), *(leave_groups_out(points, what, key) for what, key in GROUPS.items())]
 
 
 def main() -> None:
     points = read_points(POINTS)
     calibration = fit(points)
+    errors = all_errors(points, calibration)
     for name, value in {**asdict(calibration.constants), **asdict(calibration.protocol)}.items():
         print(f"{name:<24} {value:.6g}" if isinstance(value, float) else f"{name:<24} {value}")
-    print()
-    errors = np.abs(relative_errors(points, calibration))
-    fitted = "fitted, all points"
-    print(f"{fitted:<32} median {np.median(errors):6.1%}  p90 {np.quantile(errors, 0.9):6.1%}  max {errors.max():6.1%}")
-    for held in held_out(points):
-        print(f"held back: {held.what:<21} median {held.median:6.1%}  p90 {held.p90:6.1%}  max {np.abs(held.errors).max():6.1%}")
+    for error in errors:
+        print(f"{error.what:<28} median {error.median:6.1%}  p90 {error.p90:6.1%}  largest {error.largest:6.1%}")
     if "--write" in sys.argv[1:]:
-        STORED.write_text(json.dumps(asdict(calibration), indent=2) + "\n")
-        print(f"\nwritten to {STORED}")
+        STORED.write_text(json.dumps({**asdict(calibration), "errors": [asdict(error) for error in errors]}, indent=2) + "\n")
+        print(f"written to {STORED}")
 
 
 if __name__ == "__main__":

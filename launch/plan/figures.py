@@ -48,7 +48,8 @@ def page(study: Study) -> str:
         parts.append(bars(f"{name}: memory of a GPU", bars_of, study.cluster.gpu_bytes, USABLE))
     body = "\n".join(f"<figure>{svg}</figure>" for svg in parts)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(study.model.name)}, {study.cluster.gpus} GPUs</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{escape(study.model.name)}, {study.cluster.gpus} GPUs</title>"
         "<style>body{font:14px system-ui,sans-serif;margin:24px;display:grid;"
         "grid-template-columns:repeat(auto-fit,minmax(600px,1fr))}"
         f"figure{{margin:0 0 24px}}text{{font:12px system-ui,sans-serif}}</style>\n{body}\n</html>\n"

@@ -24,21 +24,30 @@ class Fleet:
         return f"{self.engines} x TP{self.tp}, {self.concurrency} at once"
 
 
-def check_fleet(fleet: Fleet, workload: Workload, speed: Speed) -> None:
-    """Raises ConfigError with the nearest thing that works."""
+def engine_tps(speed: Speed) -> list[int]:
+    """Tensor-parallel sizes that the model's heads and a node allow."""
     model, per_node = speed.model, speed.cluster.gpus_per_node
-    possible = [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
+    return [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
+
+
+def check_heads(fleet: Fleet, speed: Speed) -> None:
+    """Raises ConfigError with the nearest TP that divides what it must."""
+    model, possible = speed.model, engine_tps(speed)
     if fleet.tp not in possible:
         raise ConfigError(
             f"rollout.engine_tp={fleet.tp} must divide the {model.heads} query and {model.kv_heads} key-value heads and the "
-            f"{per_node} GPUs of a node; {nearest(fleet.tp, possible)} does"
+            f"{speed.cluster.gpus_per_node} GPUs of a node; {nearest(fleet.tp, possible)} does"
         )
-    holding = [t for t in possible if speed.kv_tokens(t) >= workload.longest_tokens]
-    if fleet.tp not in holding:
+
+
+def check_memory(fleet: Fleet, workload: Workload, speed: Speed) -> None:
+    """Raises ConfigError with the smallest TP that holds the weights and the longest completion."""
+    if speed.kv_tokens(fleet.tp) < workload.longest_tokens:
+        holding = [t for t in engine_tps(speed) if speed.kv_tokens(t) >= workload.longest_tokens]
         wanted = f"the smallest that does is rollout.engine_tp={holding[0]}" if holding else "no engine within a node does"
         raise ConfigError(
             f"rollout.engine_tp={fleet.tp}: {fleet.tp * speed.cluster.gpu_bytes / 1e9:.0f} GB cannot hold the weights "
-            f"({model.weight_bytes / 1e9:.0f} GB) and one completion of {workload.longest_tokens:.0f} tokens; {wanted}"
+            f"({speed.model.weight_bytes / 1e9:.0f} GB) and one completion of {workload.longest_tokens:.0f} tokens; {wanted}"
         )
 
 

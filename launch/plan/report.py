@@ -1,15 +1,35 @@
 """The plan as text, in sections; `SECTIONS` lists them by the name that `plan.show` takes."""
 
+import csv
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 
 from conf.schema import ConfigError
-from launch.plan.generation import sequences_that_fit
+from launch.plan.calibrate import DATA, stored, stored_errors
+from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
 from launch.plan.lines import Line, count, gb, total
-from launch.plan.search import Plan, engine_tps
+from launch.plan.search import Plan
 from launch.plan.study import STATED, WHAT_IFS, Study, longest_by_concurrency
 from launch.plan.training import OPTIMIZER_BYTES, STATE_BYTES, USABLE, WEIGHT_BYTES
+from launch.plan.training_points import published
 
+FIELD = DATA / "field.csv"
+FITTED = {
+    "decode_step_s": "of each decode step, whatever is in it",
+    "sequence_s": "of each running sequence",
+    "weight_fraction": "of HBM bandwidth, reading weights",
+    "kv_fraction": "of HBM bandwidth, reading the KV cache",
+    "prefill_fraction": "of peak compute, in prefill",
+    "exchange_fraction": "of one direction of NVLink, between TP ranks",
+    "engine_memory_fraction": "of a GPU, for weights and KV cache",
+    "prefill_share": "of a wave's prefill lands in the time per token",
+    "chunk_loss": "chunks of a wave that nobody sees while decoding",
+    "output_exponent": "longer outputs drift out of step",
+    "retraction": "slowing of a cache that is oversubscribed",
+    "train_fraction": "of peak compute, while a trainer's stage is busy",
+}
+UNITS = {"decode_step_s": "{:.5f} s", "sequence_s": "{:.7f} s"}
 DECODE_SEQUENCES = (32, 64, 128, 256, 512)
 LATENCY_SEQUENCES = (16, 32, 64, 128, 192)
 
@@ -48,7 +68,7 @@ def inputs(study: Study) -> str:
         ("completions", f"mean {lengths.mean_tokens:.0f} tokens, median {lengths.median_tokens:.0f}, "
                         f"{lengths.capped_fraction:.2%} reach {lengths.cap_tokens}: "
                         f"{work.completions * lengths.capped_fraction:.0f} a step"),
-        ("context", f"{work.context_tokens:.0f} tokens for a running sequence: long completions run longer and count more than in "
+        ("context", f"{work.context_tokens:.0f} tokens for a running sequence: long ones run longer, so more than "
                     f"{work.prompt_tokens:.0f} + {lengths.mean_tokens:.0f}/2 = {work.prompt_tokens + lengths.mean_tokens / 2:.0f}"),
         ("target", f"{work.steps} steps in {work.target_hours:.0f} h: {work.target_hours * 3600 / work.steps:.0f} s a step"),
     ]  # fmt: skip
@@ -278,12 +298,10 @@ def checkpoints(study: Study) -> str:
 
 
 def configured(study: Study) -> str:
-    try:
-        plans = study.configured
-    except ConfigError as error:
-        return f"the run as configured cannot be: {error}"
+    if study.misfit:
+        return study.misfit
     rows = []
-    for name, plan in plans.items():
+    for name, plan in study.configured.items():
         best = study.best[name]
         rows.append((
             name, str(plan), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}", f"{plan.step_s:.1f}",
@@ -306,10 +324,45 @@ def what_if(study: Study) -> str:
     return "\n\n".join(parts)
 
 
+def calibration(study: Study) -> str:
+    """What was fitted to measurements, and how well it predicts what was held back."""
+    fitted = stored()
+    values = {**asdict(fitted.constants), **asdict(fitted.protocol)}
+    rows = [(name, UNITS.get(name, "{:.3f}").format(value), said) for name, said in FITTED.items() for value in [values[name]]]
+    errors = [(e.what, f"{e.median:.1%}", f"{e.p90:.1%}", f"{e.largest:.1%}") for e in stored_errors()]
+    return (
+        f"{table(('constant', 'value', 'meaning'), rows)}\n\n"
+        f"{table(('time per output token', 'median', '90th percentile', 'largest'), errors)}"
+    )
+
+
+def training_points(study: Study) -> str:
+    """Published training at 32B: one number fitted, the others predicted."""
+    rows = [
+        (
+            p.what,
+            f"{p.measured:.0f} {p.unit}",
+            f"{p.predicted:.0f} {p.unit}",
+            f"{p.error:+.1%}",
+            "fitted" if p.fitted else "predicted",
+        )
+        for p in published(stored().constants)
+    ]
+    return table(("Qwen3-32B on H100", "measured", "calibrated", "error", ""), rows)
+
+
+def field(study: Study) -> str:
+    """What others have published and the plan leans on."""
+    with FIELD.open(newline="") as file:
+        rows = [(row["what"], row["value"], row["source"]) for row in csv.DictReader(file)]
+    return table(("published", "value", "source"), rows)
+
+
 SECTIONS: dict[str, Callable[[Study], str]] = {
     "inputs": inputs, "estimate": estimate, "summary": summary, "training": training, "generation": generation, "memory": memory,
     "decode": decode, "latency": latency, "splits": splits, "runners_up": runners_up, "staleness": staleness,
     "checkpoints": checkpoints, "configured": configured, "what_if": what_if,
+    "calibration": calibration, "training_points": training_points, "field": field,
 }  # fmt: skip
 
 

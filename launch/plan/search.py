@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from conf.schema import ConfigError
-from launch.plan.generation import Fleet, GenerationCost, drained_s, running_sequences
+from launch.plan.generation import Fleet, GenerationCost, drained_s, engine_tps, running_sequences
 from launch.plan.inputs import Cluster, Workload
 from launch.plan.reliability import Reliability, reliability
 from launch.plan.speed import Speed
 from launch.plan.training import USABLE, Layout, TrainingCost, push_s, training_cost, training_memory
 
-CONCURRENCIES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONCURRENCIES = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 PIPELINES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 CLOSE = 0.01  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
 MOST_NODES = 256  # that are tried when a cluster is too small
@@ -89,12 +89,6 @@ def make_plan(workload: Workload, speed: Speed, training: TrainingCost, fleet: F
     push = push_s(speed, training.layout)
     generation = GenerationCost(workload=workload, speed=speed, fleet=fleet, push_s=push, running=running)
     return Plan(workload=workload, speed=speed, training=training, generation=generation, max_staleness=max_staleness)
-
-
-def engine_tps(speed: Speed) -> list[int]:
-    """Tensor-parallel sizes that the model's heads and a node allow."""
-    model, per_node = speed.model, speed.cluster.gpus_per_node
-    return [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
 
 
 def layouts(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[Layout]:

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from conf.schema import ConfigError, RunConfig
 from launch.plan.calibrate import stored
-from launch.plan.generation import Fleet, check_fleet, sequences_that_fit
+from launch.plan.generation import Fleet, check_heads, check_memory, engine_tps, sequences_that_fit
 from launch.plan.inputs import Cluster, Model, Workload, read_inputs
-from launch.plan.search import Plan, Search, engine_tps, fits, make_plan
+from launch.plan.search import Plan, Search, fits, make_plan
 from launch.plan.speed import Constants, Speed, stated
 from launch.plan.training import USABLE, Layout, check_layout, training_cost
 
@@ -29,30 +29,49 @@ class Study:
 
     @cached_property
     def configured(self) -> dict[str, Plan]:
-        """The run as `trainer.*` and `rollout.*` set it. Raises ConfigError when it cannot be."""
+        """The run as `trainer.*` and `rollout.*` set it. Raises ConfigError when the cluster cannot hold it."""
         return {name: self._configured(search) for name, search in self.searches.items()}
 
+    @cached_property
+    def misfit(self) -> str:
+        """Why the run cannot be as it is configured; a plan can be made all the same."""
+        try:
+            _ = self.configured
+        except ConfigError as error:
+            return f"as configured it cannot be: {error}"
+        return ""
+
+    @property
+    def configured_layout(self) -> Layout:
+        t = self.config.trainer
+        return Layout(tp=t.tp, pp=t.pp, cp=1, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch)
+
+    @property
+    def configured_fleet(self) -> Fleet:
+        r = self.config.rollout
+        return Fleet(engines=r.engines, tp=r.engine_tp, concurrency=r.concurrency)
+
     def _configured(self, search: Search) -> Plan:
-        trainer, rollout = self.config.trainer, self.config.rollout
-        layout = Layout(
-            tp=trainer.tp, pp=trainer.pp, cp=1, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch
-        )  # fmt: skip
-        fleet = Fleet(engines=rollout.engines, tp=rollout.engine_tp, concurrency=rollout.concurrency)
-        check_layout(layout, self.model, self.cluster)
-        check_fleet(fleet, self.workload, search.speed)
-        needed = layout.gpus + fleet.gpus
-        if needed > self.cluster.gpus:
-            raise ConfigError(
-                f"trainer.tp x pp x dp = {layout.gpus} and rollout.engines x engine_tp = {fleet.gpus} need {needed} GPUs; "
-                f"the cluster has {self.cluster.gpus}: rollout.engines={max(0, self.cluster.gpus - layout.gpus) // fleet.tp} "
-                "would fit"
-            )
+        layout, fleet = self.configured_layout, self.configured_fleet
+        check_memory(fleet, self.workload, search.speed)
+        if layout.gpus + fleet.gpus > self.cluster.gpus:
+            raise ConfigError(self._too_many(layout, fleet))
         if not fits(layout, search.speed):
             layout = replace(layout, recompute=True)
         cost = training_cost(self.workload, search.speed, layout)
         if not fits(layout, search.speed):
             raise ConfigError(self._does_not_fit(search, layout, cost.memory.bytes))
-        return make_plan(self.workload, search.speed, cost, fleet, rollout.max_staleness)
+        return make_plan(self.workload, search.speed, cost, fleet, self.config.rollout.max_staleness)
+
+    def _too_many(self, layout: Layout, fleet: Fleet) -> str:
+        gpus, replica = self.cluster.gpus, layout.gpus // layout.dp
+        dp = min(layout.dp, (gpus - fleet.tp) // replica)
+        engines = (gpus - dp * replica) // fleet.tp
+        near = f"trainer.dp={dp} rollout.engines={engines} fit" if dp > 0 else "a smaller layout is needed: see the best plan"
+        return (
+            f"trainer.tp x pp x dp = {layout.gpus} and rollout.engines x engine_tp = {fleet.gpus} need "
+            f"{layout.gpus + fleet.gpus} GPUs; the cluster has {gpus}: {near}"
+        )
 
     def _does_not_fit(self, search: Search, layout: Layout, needed: float) -> str:
         usable = USABLE * self.cluster.gpu_bytes
@@ -82,7 +101,10 @@ def study_of(config: RunConfig, model: Model, cluster: Cluster, workload: Worklo
         )
         for name, constants in sets.items()
     }  # fmt: skip
-    return Study(config=config, model=model, cluster=cluster, workload=workload, searches=searches)
+    study = Study(config=config, model=model, cluster=cluster, workload=workload, searches=searches)
+    check_layout(study.configured_layout, model, cluster)
+    check_heads(study.configured_fleet, searches[STATED].speed)
+    return study
 
 
 def longest_by_concurrency(search: Search, sequences: Sequence[int]) -> dict[int, dict[int, Plan]]:

@@ -168,7 +168,7 @@ def _waiting_lines(workload: Workload, speed: Speed, layout: Layout, attention: 
         Line(name="packing", gpu_s=waste_s, why=f"{PADDING:.0%} padding, {IMBALANCE:.0%} imbalance between DP ranks"),
         Line(
             name="pipeline bubble", gpu_s=bubble_s,
-            why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} in a minibatch, {layout.pp - 1}/{of_batch} for log-probs",
+            why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} a minibatch, {layout.pp - 1}/{of_batch} log-probs",
         ),
         Line(
             name="uneven stages", gpu_s=uneven * (train_s + logprob_s),

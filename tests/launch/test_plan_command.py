@@ -1,0 +1,111 @@
+"""The planner's command: its sections, files and messages."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from conf.schema import ConfigError
+from launch.plan.__main__ import run
+from launch.plan.calibrate import POINTS
+from launch.plan.report import SECTIONS, table
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_command_prints_both_sets_of_assumptions_side_by_side() -> None:
+    text = run(["experiment=kestrel_256", "plan.show=[summary]"])
+    assert re.search(r"^\s+stated\s+calibrated$", text, re.MULTILINE)
+    assert "fewest GPUs for 48 h" in text
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_prints_something(section: str) -> None:
+    if section == "what_if":
+        pytest.skip("takes seconds; the design note's test runs it")
+    text = run(["experiment=kestrel_256", f"plan.show=[{section}]"])
+    assert len(text.splitlines()) >= 3
+    assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+def test_unknown_section_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no section 'sumary'; there are inputs, estimate, summary"):
+        run(["experiment=kestrel_256", "plan.show=[sumary]"])
+
+
+def test_files_hold_the_plan(tmp_path: Path) -> None:
+    out, figures = tmp_path / "new/plan.json", tmp_path / "plan.html"
+    text = run(["experiment=kestrel_256", "plan.show=[configured]", f"plan.out={out}", f"plan.figures={figures}"])
+    assert f"written: {out}" in text
+    record = json.loads(out.read_text())
+    for name in ("stated", "calibrated"):
+        best = record["best"][name]
+        assert best["step_s"] == pytest.approx(max(best["bounds_s"].values()))
+        gpu_s = sum(line["gpu_s"] for line in best["training"]["lines"].values())
+        assert gpu_s == pytest.approx(best["training"]["gpu_s"])
+        assert record["fewest"][name]["hours"] <= 48
+    page = figures.read_text()
+    drawn = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert len(drawn) == 6  # split, latency, memory; twice
+    for title in ("stated: step time against split", "calibrated: latency of the longest completion", "stated: memory of a GPU"):
+        assert title in page
+
+
+def test_points_of_the_figures_lie_inside_them(tmp_path: Path) -> None:
+    figures = tmp_path / "plan.html"
+    run(["experiment=kestrel_256", "plan.show=[configured]", f"plan.figures={figures}"])
+    for svg in re.findall(r"<svg.*?</svg>", figures.read_text(), re.DOTALL):
+        image = ElementTree.fromstring(svg)
+        width, height = float(image.attrib["width"]), float(image.attrib["height"])
+        for mark in [*image.iter("circle"), *image.iter("rect")]:
+            x, y = float(mark.get("cx", mark.get("x", "-1"))), float(mark.get("cy", mark.get("y", "-1")))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+
+
+def test_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run(["experiment=kestrel_256", "plan.show=[configured]", f"plan.out={blocked}/plan.json"])
+
+
+def test_check_stands_alone() -> None:
+    assert "56 points" in run([f"check={POINTS}"])
+    with pytest.raises(ConfigError, match="leave out 'experiment=debug'"):
+        run([f"check={POINTS}", "experiment=debug"])
+
+
+def test_command_ends_with_a_line_and_a_code_not_a_traceback() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for arguments, said in (
+        (["experiment=kestrel_256", "trainer.tp=3"], "plan: trainer.tp=3 does not divide"),
+        (["experiment=kestrel_256", "plan.nose=1"], "plan: plan.nose: no such setting"),
+        ([], ""),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "launch.plan", *arguments],
+            cwd=PROJECT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 2
+        assert done.stderr.strip().startswith(said)
+        assert "Traceback" not in done.stderr
+
+
+def test_table_aligns_numbers_right_and_words_left() -> None:
+    text = table(("name", "value", "why"), [("a", "1.0", "because it is so"), ("bcd", "100.0", "no")])
+    assert text.splitlines() == [
+        "name  value  why",
+        "----  -----  ----------------",
+        "a       1.0  because it is so",
+        "bcd   100.0  no",
+    ]
