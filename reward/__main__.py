@@ -17,7 +17,8 @@ from pathlib import Path
 from conf.load import read_run
 from conf.schema import ConfigError
 from reward.judge import Judge, JudgeError
-from reward.sandbox import Sandbox, SandboxError, SandboxUnavailable
+from reward.limits import SandboxError, SandboxUnavailable
+from reward.sandbox import Sandbox
 from rollout.client import QueueClient, QueueError
 from rollout.keys import KeysError, RunKeys
 

@@ -1,19 +1,21 @@
-"""Test code against a candidate, each in a jail of its own; the judge in between passes their messages on.
+"""Test code against a candidate, each in a jail of its own, joined by a pair of sockets; the judge watches both.
 
-    tests' jail  ──ask──>  judge  ──ask──>  candidate's jail          (`reward.tester`)   (`reward.serve`)
-                 <─reply─         <─reply──
+    judge  ──program──>  candidate's jail   (`reward.serve`)  <──asks, replies──>  tests' jail   (`reward.tester`)
+           <──verdict─────────────────────────────────────────────────────────────
 
-The judge reads nothing of what the candidate says. Whatever ends the candidate ends the unit of tests, so its death is no
-exception that a test could expect. The verdict comes from the tests' jail, over a channel that no print of theirs and nothing of
-the candidate's can reach. Both sides have limits of their own.
+The verdict comes from the tests' jail, over a channel that no print of theirs and nothing of the candidate's can reach. Whatever
+ends the candidate ends the unit of tests, so its death is no exception that a test could expect. Both have limits of their own.
 """
 
+import socket
 from contextlib import suppress
 from typing import Any
 
 from reward import codec
 from reward.extract import Extracted
-from reward.sandbox import Allowance, End, Ending, Job, Sandbox, SandboxError
+from reward.job import Job
+from reward.limits import Allowance, End, Ending, SandboxError
+from reward.sandbox import Sandbox
 from reward.task import AssertsTask, Unit
 from reward.usage import (
     INFRASTRUCTURE_RETRIES,
@@ -27,8 +29,6 @@ from reward.usage import (
     program,
     retry_or_raise,
 )
-
-MESSAGES = 100_000  # of one unit of tests
 
 
 class AssertsGrader:
@@ -77,77 +77,64 @@ class AssertsGrader:
         if used_s >= self.task.cpu_limit_s:
             self.broken = self.usage.timed_out = True
             return f"the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up"
-        if self.candidate is None and (reason := self._load()):
+        if self.tests is None and (reason := self._load()):
             self.broken = True
             self._stop()
             return reason
         if self.tests is None:
             return "there is no job"
         self.tests.send({"run": unit.code, "inline": unit.inline})
-        for _ in range(MESSAGES):
-            said = self._wait(self.tests)
-            if isinstance(said, str):
-                self._stop()
-                return f"the tests: {said}"
-            if said.startswith(b'{"done"'):
-                return self._outcome(said)
-            if self.candidate is None:
-                return "there is no job"
-            self.candidate.send_frame(said)
-            reply = self._wait(self.candidate)
-            if isinstance(reply, str):
-                self._stop()
-                return reply
-            self.tests.send_frame(reply)
-        self._stop()
-        return f"more than {MESSAGES} messages between the tests and the code"
-
-    def _outcome(self, said: bytes) -> str:
+        said = self._wait(self.tests, partner=self.candidate)
+        if isinstance(said, str):
+            return said
         done = json_object(said)["done"]
+        if done.get("lost"):
+            return self._lost(done["error"])
         return "" if done["passed"] is True else str(done["error"])[:400] or "it failed"
+
+    def _lost(self, said: str) -> str:
+        """Why the tests can go on no more with this candidate."""
+        status = self.candidate.stop().status if self.candidate is not None else 0
+        self._stop()
+        return f"died of signal {-status}" if status < 0 and status != -9 else said  # 9 is how it is stopped
 
     def _load(self) -> str:
         """Starts both jobs; why that failed, or nothing."""
-        self.candidate = self.sandbox.start(limits(self.task, self.usage))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.candidate = self.sandbox.start(limits(self.task, self.usage), link=ours)
+            self.tests = self.sandbox.start(limits(self.task, self.usage), link=theirs)
         self.candidate.send(program(self.task, self.extracted, "serve"))
-        names = self._object(self.candidate)
-        if isinstance(names, str):
-            return names
-        self.tests = self.sandbox.start(limits(self.task, self.usage))
-        head: dict[str, Any] = {"kind": "tests", "entry_point": self.task.entry_point, "named": list(self.task.named)}
-        self.tests.send({**head, "setup": self.task.setup, "names": names})
-        ready = self._object(self.tests)
-        return ready if isinstance(ready, str) else ""
+        named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
+        self.tests.send({"kind": "tests", "setup": self.task.setup, **named})
+        return self._loaded(self.candidate) or self._loaded(self.tests, partner=self.candidate)
 
-    def _object(self, job: Job) -> dict[str, Any] | str:
-        """What a job says once it is loaded, or why it is not."""
-        frame = self._wait(job)
+    def _loaded(self, job: Job, *, partner: Job | None = None) -> str:
+        """Why a job could not load what it was given, or nothing."""
+        frame = self._wait(job, partner=partner)
         if isinstance(frame, str):
             return frame
         try:
             message = json_object(frame)
         except codec.CodecError as error:
             return f"answered with what is {error}"
-        if "ok" not in message:
-            return str(message.get("error", "the code did not load"))[:400]
-        return message["ok"] if isinstance(message["ok"], dict) else {}
+        if isinstance(done := message.get("done"), dict):
+            return self._lost(str(done["error"]))
+        return "" if "ok" in message else str(message.get("error", "the code did not load"))[:400]
 
-    def _wait(self, job: Job) -> bytes | str:
-        """The job's next frame, or why there will be none."""
-        spent_s = job.cpu_s() if job is self.candidate else 0.0
+    def _wait(self, job: Job, *, partner: Job | None = None) -> bytes | str:
+        """The job's next frame, or why there will be none: then neither job runs any more."""
+        spent_s = self.candidate.cpu_s() if self.candidate is not None else 0.0
         allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - spent_s)))
-        frame = job.wait_frame(allowance)
+        frame = job.wait_frame(allowance, partner=partner)
         if not isinstance(frame, End):
             return frame
-        if job is self.candidate:
-            self.candidate = None
-            self.usage.cpu_s += frame.cpu_s
-        else:
-            self.tests = None
+        whose = "the tests: " if job is self.tests and not frame.of_partner else ""
+        self._stop()
         reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
         if frame.ending in (Ending.ASLEEP, Ending.STARVED):
             raise Spoilt(reason)
-        return reason
+        return whose + reason
 
     def _stop(self) -> None:
         candidate, tests = self.candidate, self.tests

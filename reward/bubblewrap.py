@@ -9,6 +9,7 @@ Started by `reward.sandbox` as a script; as `bubblewrap.py --job LIMITS` it is t
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from reward import harness, jail, seccomp
+from reward import confine, harness, jail, linux, seccomp
 
 del sys.path[0]
 
 START_S = 20.0
 INSIDE = "/jail/reward"  # where the job finds this folder
-STATUS_FD = 4
+STATUS_FD = jail.RESERVED_FDS - 1
 JOB_ID = 1000
 ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C.UTF-8"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
@@ -37,15 +38,15 @@ class Wrapped(jail.Starter):
         self.capabilities = ["--cap-add", "CAP_SYS_ADMIN"] if _keeps_capabilities(settings["bwrap"]) else []
         self.virtual_bytes = jail.measure_virtual_bytes()
         self.states: dict[int, tuple[int, int]] = {}  # pid of bwrap -> (where it says more, the job's pid)
-        while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= STATUS_FD:
-            pass  # so that what a job gets at 0 to 4 overwrites nothing that is still to be moved
-        os.close(fd)
 
     def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
         status_fd, theirs = os.pipe2(os.O_CLOEXEC)
-        stdin, stdout, channel = fds
-        moves = [(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in ((stdin, 0), (stdout, 1), (channel, 3), (theirs, STATUS_FD))]
-        command = [self.settings["bwrap"], *self._arguments(request["disk_bytes"]), *self._job(request)]
+        moves = [(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in (*zip(fds, confine.JOB_FDS, strict=False), (theirs, STATUS_FD))]
+        command = [
+            self.settings["bwrap"],
+            *self._arguments(request["disk_bytes"]),
+            *self._job(request, confine.first_unused_fd(len(fds))),
+        ]
         pid = os.posix_spawn(command[0], command, {}, file_actions=[*moves, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)])
         os.close(theirs)
         first = b""
@@ -68,8 +69,8 @@ class Wrapped(jail.Starter):
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code > 128 else code
 
-    def _job(self, request: dict[str, Any]) -> list[str]:
-        limits = json.dumps({**request, "virtual_bytes": self.virtual_bytes})
+    def _job(self, request: dict[str, Any], first_unused_fd: int) -> list[str]:
+        limits = json.dumps({**request, "virtual_bytes": self.virtual_bytes, "first_unused_fd": first_unused_fd})
         python = ["-s", "-S", "-P", "-B", "-X", "utf8", f"{INSIDE}/{os.path.basename(__file__)}", "--job", limits]
         return [os.path.realpath(sys.executable), *python]
 
@@ -106,7 +107,7 @@ def _keeps_capabilities(bwrap: str) -> bool:
 def main() -> None:
     if sys.argv[1] == "--job":
         run_job(json.loads(sys.argv[2]))
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = jail.take_control(sys.argv[1])
     try:
         starter = Wrapped(control, json.loads(sys.argv[2]))
     except OSError as error:
@@ -118,16 +119,17 @@ def main() -> None:
 def run_job(limits: dict[str, Any]) -> None:
     """Confines this process and runs what the judge sends. Never returns."""
     try:
-        os.closerange(harness.CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
-        try:
-            jail.preload([])
-            with suppress(PermissionError):  # bubblewrap's own /tmp stays
-                jail.mount_own_folder(limits["disk_bytes"], os.getuid())
-            jail.limit(limits, os.getuid(), limits["virtual_bytes"], seccomp.Filter())
-        except (OSError, ValueError, seccomp.UnsupportedArch) as error:
-            harness.write_frame({"unconfined": str(error)})
+        os.closerange(limits["first_unused_fd"], confine.OPEN_MAX)
+        jail.preload([])
+        with suppress(PermissionError):  # bubblewrap's own /tmp stays
+            linux.mount("job", "/tmp", "tmpfs", confine.FOLDER_FLAGS, confine.folder_options(limits["disk_bytes"]))
+            os.chdir("/tmp")
+        confine.confine_for_all()
+        if failed := confine.wrapped(limits, seccomp.Filter(seccomp.program(platform.machine()))).take():
+            harness.write_frame({"unconfined": failed})
             os._exit(1)
-        harness.write_frame({"confined": True})
+        os.write(harness.CHANNEL_FD, jail.CONFINED)
+        harness.fresh_interpreter()
         harness.run(jail.RUNNERS)
     except harness.ChannelClosed:
         os._exit(0)

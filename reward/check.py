@@ -25,7 +25,8 @@ from rich.table import Table
 
 from reward.figures import Figures
 from reward.grade import Verdict, grade
-from reward.sandbox import Sandbox, SandboxError, SandboxUnavailable
+from reward.limits import SandboxError, SandboxUnavailable
+from reward.sandbox import Sandbox
 from reward.task import Defaults, Task, TaskError, parse_task
 
 CANNOT_READ = 2

@@ -27,7 +27,8 @@ from typing import Any, NoReturn
 
 from reward import codec
 
-CHANNEL_FD = 3
+CHANNEL_FD = 3  # to the judge
+LINK_FD = 4  # between the two halves of an `asserts` job
 SOLUTION, TESTS = "solution.py", "tests.py"
 _ERROR_CHARS = 300
 
@@ -40,34 +41,50 @@ def leave(status: int) -> NoReturn:
 
 
 class ChannelClosed(Exception):
-    """The judge wants nothing more."""
+    """The other end wants nothing more, or is gone."""
 
 
-def read_frame() -> Any:
-    (length,) = struct.unpack("<I", _read_exactly(4))
-    return _loads(_read_exactly(length))
+class FrameTooLong(Exception):
+    """A frame is announced that is longer than allowed."""
 
 
-def write_frame(message: dict[str, Any]) -> None:
+def read_frame(fd: int = CHANNEL_FD, *, at_most_bytes: int = 1 << 32) -> Any:
+    (length,) = struct.unpack("<I", _read_exactly(fd, 4))
+    if length > at_most_bytes:
+        raise FrameTooLong
+    return _loads(_read_exactly(fd, length))
+
+
+def write_frame(message: dict[str, Any], fd: int = CHANNEL_FD) -> None:
+    write_bytes(frame(message), fd)
+
+
+def frame(message: dict[str, Any]) -> bytes:
     data = _dumps(message, separators=(",", ":")).encode("ascii", "replace")
-    view = memoryview(struct.pack("<I", len(data)) + data)
+    return struct.pack("<I", len(data)) + data
+
+
+def write_bytes(data: bytes, fd: int = CHANNEL_FD) -> None:
+    view = memoryview(data)
     while view:
-        view = view[_write(CHANNEL_FD, view) :]
+        view = view[_write(fd, view) :]
+
+
+DONE = frame({"ok": None})
 
 
 def run(runners: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     """Serves one job, from its first frame to the end of the process."""
-    _fresh_interpreter()
     program = read_frame()
     runners[program["kind"]](program)
+    _exit(0)
 
 
 def run_script(program: dict[str, Any]) -> None:
     module = new_module("__main__")
     error = guard(lambda: execute(program, module), exit_is_fine=True)
     error = guard(lambda: _finish(module)) or error
-    write_frame({"error": error} if error else {"ok": None})
-    _exit(0)
+    write_bytes(frame({"error": error}) if error else DONE)
 
 
 def serve_calls(program: dict[str, Any]) -> None:
@@ -79,7 +96,7 @@ def serve_calls(program: dict[str, Any]) -> None:
         function.append(_entry_point(module, program["entry_point"]))
 
     error = guard(load)
-    write_frame({"error": error} if error else {"ok": None})
+    write_bytes(frame({"error": error}) if error else DONE)
     while not error:
         arguments = read_frame()
         write_frame(_call(function[0], arguments))
@@ -96,7 +113,10 @@ def _call(function: Callable[..., object], arguments: dict[str, Any]) -> dict[st
             import asyncio  # preloaded where the sandbox is configured so; costs nothing otherwise
 
             result = asyncio.run(result)
-        answer["ok"] = codec.encode(result)
+        try:
+            answer["ok"] = codec.encode(result)
+        except codec.CodecError as error:
+            answer.update(error=str(error), not_data=True)
 
     error = guard(call)
     return {"error": error} if error else answer
@@ -171,8 +191,10 @@ def describe(error: BaseException) -> str:
 
 def _finish(module: types.ModuleType) -> None:
     """What the interpreter does at its end: waits for threads, runs atexit, flushes files that were left open."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    if threading.active_count() > 1 or threading._threading_atexits:  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]
+    if atexit._ncallbacks():
+        atexit._run_exitfuncs()
     _flush()
     module.__dict__.clear()
     gc.collect()
@@ -185,8 +207,9 @@ def _flush() -> None:
             stream.flush()
 
 
-def _fresh_interpreter() -> None:
-    """Standard streams, arguments, seeds and builtins as a new interpreter would have them."""
+def fresh_interpreter() -> None:
+    """Standard streams, arguments, seeds and builtins as a new interpreter would have them. A zygote does this once for all of
+    its jobs; 0, 1 and 2 must be what they will be in a job: a file, a pipe, /dev/null."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape"
     )
@@ -210,10 +233,10 @@ def new_module(name: str) -> types.ModuleType:
     return module
 
 
-def _read_exactly(count: int) -> bytes:
+def _read_exactly(fd: int, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
-        part = _read(CHANNEL_FD, min(count - len(parts), 1 << 20))
+        part = _read(fd, min(count - len(parts), 1 << 20))
         if not part:
             raise ChannelClosed
         parts += part

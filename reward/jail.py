@@ -8,18 +8,20 @@ Started by `reward.sandbox` as a script, with a control socket and its settings 
                                                               no capabilities, seccomp; then `reward.harness`
 
 The zygote never sees a program: it receives the job's file descriptors and limits, and answers with how the job ended. The
-program goes over the job's own channel, after the job is confined. Control messages (JSON, one packet each):
+program goes over the job's own channel, which is read once the job is confined. Control messages (JSON, one packet each):
 
-    to the zygote   {"start": id, limits…} with stdin, stdout, channel      {"kill": id}
+    to the zygote   {"start": id, limits…} with the job's files      {"kill": id}
     from it         {"ready": …} or {"failed": reason} once, then {"exit": id, "status": …, "cpu_s": …, "peak_bytes": …}
 """
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
 import math
 import os
+import platform
 import resource
 import select
 import signal
@@ -31,14 +33,16 @@ from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from reward import harness, linux, seccomp, serve, tester
+from reward import confine, harness, linux, rehearse, seccomp, serve, tester
 
 del sys.path[0]
 
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
 DEVICES = ("null", "zero", "full", "random", "urandom")
-FILES = 4096  # in a job's /tmp
 MESSAGE_BYTES = 1 << 16
+MAX_STEPS = 256  # kept, one for each set of limits
+RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
+CONFINED = harness.frame({"confined": True})
 RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "serve": serve.run, "tests": tester.run}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
 
@@ -55,7 +59,7 @@ class Source:
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = take_control(sys.argv[1])
     settings = json.loads(sys.argv[2])
     try:
         preload(settings["modules"])
@@ -84,6 +88,8 @@ def main() -> None:
     except (OSError, seccomp.UnsupportedArch) as error:
         send(control, {"failed": str(error)})
         os._exit(1)
+    confine.confine_for_all()
+    seccomp.Filter(seccomp.zygote_program(platform.machine())).install()
     zygote.serve()
 
 
@@ -115,6 +121,10 @@ def _become_zygote(settings: dict[str, Any], ids: list[int]) -> int:
     os.environ.update({"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C.UTF-8"})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), 2)
+    rehearse.rehearse(RUNNERS)
+    os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
+    os.dup2(os.pipe()[1], 1)
+    harness.fresh_interpreter()
     gc.collect()
     gc.freeze()
     return pid_namespace_fd
@@ -160,7 +170,7 @@ class Starter:
         self.poll = select.poll()
 
     def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Starts a job with these stdin, stdout and channel; its process, a child of this one."""
+        """Starts a job with these files (at `confine.JOB_FDS`); its process, a child of this one."""
         raise NotImplementedError
 
     def kill(self, pidfd: int) -> None:
@@ -208,7 +218,18 @@ class Starter:
         os.close(pidfd)
         cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
         try:
-            send(self.control, {"exit": job, "status": code, "cpu_s": cpu_s, "peak_bytes": peak_bytes})
+            send(
+                self.control,
+                {
+                    "exit": job,
+                    "status": code,
+                    "cpu_s": cpu_s,
+                    "peak_bytes": peak_bytes,
+                    "flt": usage.ru_minflt,
+                    "st": usage.ru_stime,
+                    "ut": usage.ru_utime,
+                },
+            )
         except (BrokenPipeError, ConnectionError):
             os._exit(0)
 
@@ -221,32 +242,38 @@ class Zygote(Starter):
         self.pid_namespace_fd = pid_namespace_fd
         self.job_ids = ids[1:] or ids
         self.virtual_bytes = virtual_bytes
-        self.syscalls = seccomp.Filter()
+        self.syscalls = seccomp.Filter(seccomp.job_program(platform.machine()))
         self.started = 0
+        self.steps: dict[tuple[float, ...], confine.ForkSteps] = {}
 
     def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
         self.started += 1
         uid = self.job_ids[self.started % len(self.job_ids)]  # rotated: a dying job still counts against its uid's processes
+        steps = self._steps(request, len(fds))
+        steps.aim(fds, uid)
         linux.unshare(linux.CLONE_NEWPID)
-        pid = os.fork()
+        pid = linux.fork()
         if pid == 0:
-            _run_job(request, fds, uid, self.virtual_bytes, self.syscalls)
+            _run_job(steps)
         linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
         return pid
 
+    def _steps(self, limits: dict[str, Any], files: int) -> confine.ForkSteps:
+        key = (files, math.ceil(limits["cpu_s"]), limits["memory_bytes"], limits["disk_bytes"], limits["threads"])
+        if key not in self.steps:
+            if len(self.steps) >= MAX_STEPS:
+                self.steps.clear()
+            self.steps[key] = confine.ForkSteps(limits, files, self.virtual_bytes, self.syscalls)
+        return self.steps[key]
 
-def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
+
+def _run_job(steps: confine.Steps) -> None:
     """The job's life after the fork: confine, say so, run. Never returns."""
     try:
-        for target, fd in enumerate(fds):  # stdin, stdout, channel; 0 to 2 are taken, so none is overwritten before its turn
-            os.dup2(fd, target if target < 2 else harness.CHANNEL_FD)
-        os.closerange(harness.CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
-        try:
-            _confine(limits, uid, virtual_bytes, syscalls)
-        except (OSError, ValueError) as error:
-            harness.write_frame({"unconfined": str(error)})
+        if failed := steps.take():
+            harness.write_frame({"unconfined": failed})
             os._exit(1)
-        harness.write_frame({"confined": True})
+        os.write(harness.CHANNEL_FD, CONFINED)
         harness.run(RUNNERS)
     except harness.ChannelClosed:
         os._exit(0)
@@ -254,42 +281,14 @@ def _run_job(limits: dict[str, Any], fds: list[int], uid: int, virtual_bytes: in
         os._exit(1)
 
 
-def _confine(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-    mount_own_folder(limits["disk_bytes"], uid)
-    limit(limits, uid, virtual_bytes, syscalls)
-
-
-def mount_own_folder(disk_bytes: int, uid: int) -> None:
-    options = f"size={disk_bytes},nr_inodes={FILES},mode=700,uid={uid},gid={uid}"
-    linux.mount("job", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, options)
-    os.chdir("/tmp")
-
-
-def limit(limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
-    """What holds a process wherever it is: rlimits, its own uid, no capabilities, few system calls."""
-    os.umask(0o022)
-    cpu_s = math.ceil(limits["cpu_s"]) + 1  # the judge ends a job at the exact limit; this holds if the judge is stopped
-    for kind, wanted in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, virtual_bytes + limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
-        (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_NPROC, limits["threads"]),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, 256),
-        (resource.RLIMIT_STACK, 120 << 20),
-    ):
-        _, ceiling = resource.getrlimit(kind)
-        bound = wanted if ceiling == resource.RLIM_INFINITY else min(wanted, ceiling)
-        resource.setrlimit(kind, (bound, bound))
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    linux.no_new_privileges()
-    linux.drop_capabilities()
-    syscalls.install()
+def take_control(fd: str) -> socket.socket:
+    """The control socket, moved out of the way: below RESERVED_FDS there is nothing of this process, only of its jobs."""
+    control = socket.socket(fileno=fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, RESERVED_FDS))
+    os.close(int(fd))
+    while (free := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < RESERVED_FDS:
+        pass
+    os.close(free)
+    return control
 
 
 def measure_virtual_bytes() -> int:

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from conf.schema import RewardConfig
 from reward import grade as grading
 from reward.figures import Figures
-from reward.sandbox import Cancelled, Sandbox, SandboxError, SandboxUnavailable
+from reward.limits import Cancelled, SandboxError, SandboxUnavailable
+from reward.sandbox import Sandbox
 from reward.task import Defaults, TaskError, parse_task
 from rollout.client import QueueTimeout, Refused
 from rollout.types import Finish, GradingWork, Heard, Position, Verdict

@@ -8,12 +8,15 @@ What is not listed fails with EPERM. Left out on purpose, each for a reason that
 - memory that RLIMIT_AS does not see: memfd, System V and POSIX shared memory;
 - channels between jobs over shared read-only files: file locks, leases, inotify, mincore.
 
-A filter is a pure list of instructions (`program`), so that tests can read it; `Filter.install` hands it to the kernel.
+Filters only add up, and installing a long one costs a job more than forking. So a zygote confines itself to what its jobs and
+itself need (`zygote_program`), once; each job inherits that and adds a short filter that takes away what only the zygote needs
+(`job_program`). A job that starts as a process of its own gets the whole at once (`program`).
+
+A filter is a pure list of instructions, so that tests can read it; `Filter.install` hands it to the kernel.
 """
 
 import ctypes
 import errno
-import platform
 import struct
 from collections.abc import Iterable
 
@@ -58,6 +61,11 @@ _CHOSEN: dict[str, tuple[tuple[int, int], int, tuple[int, ...], int]] = {
     "prctl": ((157, 167), 0, (15, 16), errno.EPERM),  # PR_SET_NAME, PR_GET_NAME
     "socketpair": ((53, 199), 0, (1,), errno.EPERM),  # AF_UNIX
 }
+# What a zygote needs to start a job and a job does not; `clone`, and `prctl` with any argument, besides.
+_ZYGOTES = """
+    unshare 272 97, setns 308 268, mount 165 40, setresuid 117 147, setresgid 119 149, capset 126 91, recvmsg 47 212,
+    sendmsg 46 211, pidfd_open 434 434, pidfd_send_signal 424 424,
+"""
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _CLONE_THREAD = 0x00010000
@@ -69,7 +77,7 @@ _LD_W_ABS, _JEQ_K, _JGE_K, _JSET_K, _RET_K = 0x20, 0x15, 0x35, 0x45, 0x06
 _RET_KILL, _RET_ALLOW, _RET_ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _OFFSET_NR, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16
 
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
 Instruction = tuple[int, int, int, int]
 """code, jump if true, jump if false, constant: one `struct sock_filter`."""
@@ -81,51 +89,86 @@ class UnsupportedArch(RuntimeError):
 
 def allowed(machine: str) -> dict[str, int]:
     """Name and number of each call that is allowed whatever its arguments."""
+    return _table(_ALLOWED, machine)
+
+
+def numbers(machine: str) -> dict[str, int]:
+    """The number of each call that is known here by name."""
     column, _ = _arch(machine)
-    rows = [row.split() for row in _ALLOWED.replace("\n", " ").split(",") if row.strip()]
-    return {name: int(numbers[column]) for name, *numbers in rows if numbers[column] != "-"}
+    return {**allowed(machine), **only_zygotes(machine), **{name: chosen[0][column] for name, chosen in _CHOSEN.items()}}
+
+
+def only_zygotes(machine: str) -> dict[str, int]:
+    """Name and number of each call that a zygote may make and a job may not."""
+    return _table(_ZYGOTES, machine)
 
 
 def program(machine: str) -> list[Instruction]:
-    """The filter for `machine` (as `platform.machine()` calls it)."""
-    column, audit_arch = _arch(machine)
-    code: list[Instruction] = [
-        _load(_OFFSET_ARCH),
-        (_JEQ_K, 1, 0, audit_arch),
-        _ret(_RET_KILL),
-        _load(_OFFSET_NR),
-        *_when(_CLONE3[column], [_ret(_RET_ERRNO | errno.ENOSYS)]),  # the C library then uses clone, which can be read
-        *_when(
-            _CLONE[column],
-            [
-                _load(_OFFSET_ARGS),
-                (_JSET_K, 2, 0, _CLONE_NEW_ANY),
-                (_JSET_K, 0, 1, _CLONE_THREAD),
-                _ret(_RET_ALLOW),
-                _ret(_RET_ERRNO | errno.EPERM),
-            ],
-        ),
-    ]
-    for numbers, argument, values, otherwise in _CHOSEN.values():
-        tests: list[Instruction] = [(_JEQ_K, len(values) - i, 0, value) for i, value in enumerate(values)]
-        body = [_load(_OFFSET_ARGS + 8 * argument), *tests, _ret(_RET_ERRNO | otherwise), _ret(_RET_ALLOW)]
-        code += _when(numbers[column], body)
+    """All that holds a job on `machine` (as `platform.machine()` calls it)."""
+    column, _ = _arch(machine)
+    code = [*_head(machine), *_clone3(column), *_clone(column)]
+    for name in _CHOSEN:
+        code += _chosen(name, column)
     return code + _search(_borders(allowed(machine).values()), inside=False)
 
 
-class Filter:
-    """The filter of this machine, ready to be installed: made once in the zygote, used by every job."""
+def zygote_program(machine: str) -> list[Instruction]:
+    column, _ = _arch(machine)
+    code = [*_head(machine), *_clone3(column)]
+    for name in _CHOSEN:
+        code += [] if name == "prctl" else _chosen(name, column)
+    also = (_CLONE[column], _CHOSEN["prctl"][0][column], *only_zygotes(machine).values())
+    return code + _search(_borders((*allowed(machine).values(), *also)), inside=False)
 
-    def __init__(self) -> None:
-        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program(platform.machine()))
+
+def job_program(machine: str) -> list[Instruction]:
+    """What is added to `zygote_program`: both together say what `program` says."""
+    column, _ = _arch(machine)
+    code = [*_head(machine), *_clone(column), *_chosen("prctl", column)]
+    return code + _search(_borders(only_zygotes(machine).values()), inside=True)
+
+
+def _head(machine: str) -> list[Instruction]:
+    _, audit_arch = _arch(machine)
+    return [_load(_OFFSET_ARCH), (_JEQ_K, 1, 0, audit_arch), _ret(_RET_KILL), _load(_OFFSET_NR)]
+
+
+def _clone3(column: int) -> list[Instruction]:
+    return _when(_CLONE3[column], [_ret(_RET_ERRNO | errno.ENOSYS)])  # the C library then uses clone, which can be read
+
+
+def _clone(column: int) -> list[Instruction]:
+    body: list[Instruction] = [_load(_OFFSET_ARGS), (_JSET_K, 2, 0, _CLONE_NEW_ANY), (_JSET_K, 0, 1, _CLONE_THREAD)]
+    return _when(_CLONE[column], [*body, _ret(_RET_ALLOW), _ret(_RET_ERRNO | errno.EPERM)])
+
+
+def _chosen(name: str, column: int) -> list[Instruction]:
+    numbers, argument, values, otherwise = _CHOSEN[name]
+    tests: list[Instruction] = [(_JEQ_K, len(values) - i, 0, value) for i, value in enumerate(values)]
+    body = [_load(_OFFSET_ARGS + 8 * argument), *tests, _ret(_RET_ERRNO | otherwise), _ret(_RET_ALLOW)]
+    return _when(numbers[column], body)
+
+
+def _table(text: str, machine: str) -> dict[str, int]:
+    column, _ = _arch(machine)
+    rows = [row.split() for row in text.replace("\n", " ").split(",") if row.strip()]
+    return {name: int(numbers[column]) for name, *numbers in rows if numbers[column] != "-"}
+
+
+class Filter:
+    """A filter ready to be installed: made once in the zygote, used by every job."""
+
+    def __init__(self, instructions: list[Instruction]) -> None:
+        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
         self._code = ctypes.create_string_buffer(code, len(code))
         fprog = struct.pack("@HxxxxxxP", len(code) // 8, ctypes.addressof(self._code))
         self._fprog = ctypes.create_string_buffer(fprog, len(fprog))
+        self.address = ctypes.addressof(self._fprog)
 
     def install(self) -> None:
         """Confines the calling thread and all that it starts, for good. Needs no_new_privs."""
-        pointer = ctypes.c_void_p(ctypes.addressof(self._fprog))
-        linux.check(linux.libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), pointer), "prctl(PR_SET_SECCOMP)")
+        pointer = ctypes.c_void_p(self.address)
+        linux.check(linux.libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), pointer), "prctl(PR_SET_SECCOMP)")
 
 
 def _arch(machine: str) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The candidate's side of an `asserts` job: loads the code, then does with its objects what the tests ask for.
 
-Runs in the candidate's own jail and is trusted by nobody. One request at a time:
+Runs in the candidate's own jail and is trusted by nobody. Over the link to the tests' jail it first says what the code
+defines; then, one request at a time:
 
     from the tests   {"do": operation, "args": [...], "kwargs": {...}}
     to them          {"ok": value, "back": [...]}     `back`: the mutable arguments as the call left them
@@ -35,9 +36,18 @@ def run(program: dict[str, Any]) -> None:
         names.update(server.names())
 
     error = harness.guard(load)
-    harness.write_frame({"error": error} if error else {"ok": names})
+    harness.write_frame({"error": error} if error else {"ok": None})
     if not error:
+        write(names)
         server.serve()
+
+
+def write(message: dict[str, Any]) -> None:
+    harness.write_frame(message, harness.LINK_FD)
+
+
+def read() -> Any:
+    return harness.read_frame(harness.LINK_FD)
 
 
 class CallbackError(Exception):
@@ -66,7 +76,7 @@ class Server:
 
     def serve(self) -> None:
         while True:
-            self.answer(harness.read_frame())
+            self.answer(read())
 
     def answer(self, request: dict[str, Any]) -> None:
         try:
@@ -85,7 +95,7 @@ class Server:
             )
         except BaseException as error:  # noqa: BLE001 - whatever the candidate raises is an answer
             reply = self.failure(error)
-        harness.write_frame(reply)
+        write(reply)
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, CallbackError):
@@ -143,9 +153,9 @@ class Callback:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         server = self.server
         packed = {name: server.pack(value) for name, value in kwargs.items()}
-        harness.write_frame({"callback": self.number, "args": [server.pack(value) for value in args], "kwargs": packed})
+        write({"callback": self.number, "args": [server.pack(value) for value in args], "kwargs": packed})
         while True:
-            message = harness.read_frame()
+            message = read()
             if "answer" in message:
                 return server.unpack(message["answer"])
             if "failed" in message:

@@ -6,18 +6,22 @@
 
 Fields of all: `setup` (code that runs before the candidate's: imports, helpers of the prompt), `cpu_limit_s` (of the whole
 completion), `test_cpu_limit_s` (of one test), `memory_limit_mb`, `credit` ("all" | "fraction"), `tolerance`. Values in `args`,
-`kwargs` and `expected` are plain data in the JSON form of `reward.codec`.
+`kwargs` and `expected` are plain data in the JSON form of `reward.codec`. Results are compared with their exact types, or with
+`"match": "json"` (in `calls`) as JSON would have them, which is what sets need whose expected values come from JSON.
 """
 
 import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from reward import codec
+from reward import claims, codec
+from reward.claims import Claim
 
 CREDITS = ("all", "fraction")
+MATCHES = ("exact", "json")
 KINDS = ("calls", "stdio", "asserts")
 
 
@@ -63,9 +67,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsTask(Task):
-    """A function, called with the arguments of each test; what it returns must be the expected value, in type too."""
+    """A function, called with the arguments of each test; what it returns must be the expected value."""
 
     entry_point: str  # a function, or a method as in Solution.solve
+    match: str  # exact: in type too | json: as JSON would have both
     tests: tuple[CallTest, ...]
 
 
@@ -78,10 +83,12 @@ class StdioTask(Task):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Some test code that passes as a whole or not. `inline`: it asserts outside of any function."""
+    """Some test code that passes as a whole or not."""
 
     code: str
-    inline: bool
+    inline: bool  # it asserts outside of any function
+    claims: tuple[Claim, ...]  # all that it does, where that is nothing but plain comparisons
+    words: frozenset[str]  # every name in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +98,11 @@ class AssertsTask(Task):
     entry_point: str  # what `check(candidate)` gets; may be empty where no test has a `check`
     tests: tuple[Unit, ...]
     named: tuple[str, ...]  # every name that the tests use: classes among them are the candidate's interface
+    called: str  # the function that all tests call, where all of them are claims
 
 
 _SHARED = frozenset(("kind", "tests", "setup", "cpu_limit_s", "test_cpu_limit_s", "memory_limit_mb", "credit", "tolerance"))
-_FIELDS = {"calls": _SHARED | {"entry_point"}, "stdio": _SHARED, "asserts": _SHARED - {"tolerance"} | {"entry_point"}}
+_FIELDS = {"calls": _SHARED | {"entry_point", "match"}, "stdio": _SHARED, "asserts": _SHARED - {"tolerance"} | {"entry_point"}}
 
 
 def parse_task(data: Mapping[str, Any], *, defaults: Defaults = Defaults()) -> CallsTask | StdioTask | AssertsTask:
@@ -115,9 +123,15 @@ def parse_task(data: Mapping[str, Any], *, defaults: Defaults = Defaults()) -> C
     if kind == "asserts":
         units = tuple(_unit(test, i) for i, test in enumerate(tests))
         entry_point = _entry_point(data["entry_point"]) if data.get("entry_point") else ""
-        named = {word for unit in units for word in _words(unit.code)}
-        return AssertsTask(entry_point=entry_point, tests=units, named=tuple(sorted(named)), **shared)
+        named = {word for unit in units for word in unit.words}
+        called = ""
+        if all(unit.claims for unit in units):
+            called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
+        return AssertsTask(entry_point=entry_point, tests=units, named=tuple(sorted(named)), called=called, **shared)
+    if (match := data.get("match", "exact")) not in MATCHES:
+        raise TaskError(f"task.match: {match!r} is not known: use one of {', '.join(MATCHES)}")
     return CallsTask(
+        match=match,
         entry_point=_entry_point(data.get("entry_point")),
         tests=tuple(_call_test(test, i) for i, test in enumerate(tests)),
         **shared,
@@ -178,18 +192,29 @@ def _stdio_test(test: object, index: int) -> StdioTest:
 
 
 def _unit(test: object, index: int) -> Unit:
-    where = f"task.tests[{index}]"
     if not isinstance(test, str):
-        raise TaskError(f"{where}: must be a string of Python code, got {type(test).__name__}")
+        raise TaskError(f"task.tests[{index}]: must be a string of Python code, got {type(test).__name__}")
+    try:
+        return _parse_unit(test)
+    except TaskError as error:
+        raise TaskError(f"task.tests[{index}]: {error}") from None
+
+
+@lru_cache(maxsize=4096)  # the completions of a group come one after another, with the same tests
+def _parse_unit(test: str) -> Unit:
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise TaskError(f"{where}: not Python: {error}") from None
+        raise TaskError(f"not Python: {error}") from None
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     inline = any(_asserts(node) for node in tree.body if not isinstance(node, definitions))
     if not inline and not any(isinstance(node, definitions) for node in tree.body):
-        raise TaskError(f"{where}: tests nothing: it has no assert, no test function and no TestCase")
-    return Unit(code=test, inline=inline)
+        raise TaskError("tests nothing: it has no assert, no test function and no TestCase")
+    try:
+        found = tuple(claims.read_claims(test))
+    except claims.NotAClaim:
+        found = ()
+    return Unit(code=test, inline=inline, claims=found, words=_words(tree))
 
 
 def _asserts(statement: ast.stmt) -> bool:
@@ -204,9 +229,8 @@ def _name(node: ast.Attribute | ast.Name) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id
 
 
-def _words(unit: str) -> set[str]:
-    nodes = list(ast.walk(ast.parse(unit)))
-    return {node.id for node in nodes if isinstance(node, ast.Name)} | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+def _words(tree: ast.Module) -> frozenset[str]:
+    return frozenset(_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name))
 
 
 def _object(test: object, where: str, *, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -5,10 +5,11 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 
 - an object of its own equals no plain data, and is neither ordered nor added to it, unless the tests name its class;
 - StopIteration of a call arrives as RuntimeError, so that it cannot end an `all(map(...))` early;
-- its death is no exception: the judge sees it and ends both.
+- its death is no exception: it ends this side too.
 
-The judge says {"run": code, …} for one unit of tests and gets {"done": {"passed": …, "error": …}}; in between this side asks the
-candidate (`serve`) through the judge. At least one test has to run for a unit to pass.
+The judge says {"run": code, …} for one unit of tests and gets {"done": {"passed": …, "error": …, "lost": …}}; in between this
+side asks the candidate (`serve`) over the link. `lost`: this candidate is gone, or can be asked nothing more. At least one test
+has to run for a unit to pass.
 """
 
 import io
@@ -19,6 +20,8 @@ from typing import Any, NoReturn
 from reward import codec, crossing, harness, proxy, pytest_stand_in
 from reward.serve import CROSSING_EXCEPTIONS
 
+MAX_REPLY_BYTES = 1 << 20
+MAX_MESSAGES = 100_000  # with one candidate
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 
 
@@ -26,8 +29,7 @@ def run(program: dict[str, Any]) -> None:
     module = harness.new_module("tests")
     pytest_stand_in.offer()
     link = Link(set(program["named"]))
-    for name, packed in program["names"].items():
-        module.__dict__[name] = link.unpack(packed)
+    module.__dict__.update(link.names())
     entry = module.__dict__.get(program["entry_point"])
     error = harness.guard(lambda: exec(compile(program["setup"], "setup.py", "exec"), module.__dict__))
     if entry is not None:  # what the setup defines of the prompt's own is the tests', but not what is to be tested
@@ -60,8 +62,10 @@ def _run_check(defined: dict[str, Any], names: dict[str, Any], entry_point: str)
 
 def _run_cases(defined: dict[str, Any]) -> int:
     cases = [value for value in defined.values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
+    if not cases:
+        return 0
     suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(case) for case in cases)
-    result = unittest.TextTestRunner(stream=io.StringIO(), failfast=True).run(suite) if cases else unittest.TestResult()
+    result = unittest.TextTestRunner(stream=io.StringIO(), failfast=True).run(suite)
     for _, text in (*result.failures, *result.errors):
         raise AssertionError(text.strip().splitlines()[-1])
     if result.unexpectedSuccesses:
@@ -89,10 +93,15 @@ class Link:
         self.exceptions: dict[int, type[BaseException]] = {}
         self.ours: list[object] = []  # functions and objects of the tests that the candidate may hold
         self.raised: list[BaseException] = []  # by callbacks
+        self.messages = 0
+
+    def names(self) -> dict[str, Any]:
+        """What the candidate defines, by name."""
+        return {str(name): self.unpack(packed) for name, packed in self.read().items()}
 
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any:
         packed = {name: self.pack(value) for name, value in kwargs.items()}
-        harness.write_frame({"do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
+        self.write({"do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
         while True:
             reply = self.read()
             if "callback" in reply:
@@ -108,17 +117,30 @@ class Link:
                 self.give_up("the candidate's answer is none")
 
     def read(self) -> dict[str, Any]:
+        self.messages += 1
+        if self.messages > MAX_MESSAGES:
+            self.give_up(f"more than {MAX_MESSAGES} messages between the tests and the code")
         try:
-            reply = harness.read_frame()
+            reply = harness.read_frame(harness.LINK_FD, at_most_bytes=MAX_REPLY_BYTES)
+        except harness.FrameTooLong:
+            self.give_up(f"the candidate's answer is longer than {MAX_REPLY_BYTES} bytes")
+        except (harness.ChannelClosed, ConnectionError):
+            self.give_up("the program ended itself")
         except (ValueError, RecursionError):
             self.give_up("the candidate's answer is not JSON")
         if not isinstance(reply, dict):
             self.give_up("the candidate's answer is not an object")
         return reply
 
+    def write(self, message: dict[str, Any]) -> None:
+        try:
+            harness.write_frame(message, harness.LINK_FD)
+        except OSError:
+            self.give_up("the program ended itself")
+
     def give_up(self, reason: str) -> NoReturn:
         """No exception, which a test could swallow."""
-        harness.write_frame({"done": {"passed": False, "error": reason}})
+        harness.write_frame({"done": {"passed": False, "error": reason, "lost": True}})
         harness.leave(1)
 
     def call_back(self, request: dict[str, Any]) -> None:
@@ -133,7 +155,7 @@ class Link:
         except BaseException as error:  # noqa: BLE001 - it comes back as itself, through the candidate
             self.raised.append(error)
             answer = {"failed": len(self.raised) - 1}
-        harness.write_frame(answer)
+        self.write(answer)
 
     def take_back(self, args: tuple[object, ...], back: object) -> None:
         """Changes that the call made to its arguments."""

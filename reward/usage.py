@@ -6,7 +6,7 @@ from typing import Any
 
 from reward import codec
 from reward.extract import Extracted
-from reward.sandbox import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
+from reward.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
 from reward.task import Task
 
 INFRASTRUCTURE_RETRIES = 1

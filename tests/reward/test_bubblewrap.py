@@ -6,13 +6,15 @@ import pytest
 
 import reward.sandbox
 from reward.grade import grade
-from reward.sandbox import Sandbox, SandboxUnavailable, Settings
+from reward.host import Settings, find_bubblewrap
+from reward.limits import SandboxUnavailable
+from reward.sandbox import Sandbox
 from reward.task import parse_task
 from tests.reward.programs import HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(reward.sandbox._bubblewrap() is None, reason="bubblewrap is not installed"),
+    pytest.mark.skipif(find_bubblewrap() is None, reason="bubblewrap is not installed"),
 ]
 
 BREACH = parse_task({"kind": "stdio", "tests": [{"input": "x", "output": "BREACH"}], "cpu_limit_s": 0.5, "memory_limit_mb": 512})
@@ -48,7 +50,7 @@ def test_a_host_that_forbids_the_zygote_gets_bubblewrap(monkeypatch: pytest.Monk
     def forbidden(pid: int) -> list[int]:
         raise PermissionError("uid_map: Operation not permitted")
 
-    monkeypatch.setattr(reward.sandbox, "_map_ids", forbidden)
+    monkeypatch.setattr(reward.sandbox, "map_ids", forbidden)
     with Sandbox() as sandbox:
         assert sandbox.kind == "bubblewrap"
         assert grade(SQUARE, "```\ndef f(x): return x * x\n```", sandbox=sandbox).reward == 1.0

@@ -15,9 +15,22 @@ EPERM = 0x00050000 | errno.EPERM
 
 
 def run(machine: str, number: int, *args: int, arch: int | None = None) -> int:
+    """What a job gets, whichever way it is confined: the whole at once, or the zygote's filter and one of its own."""
+    whole = run_program(seccomp.program(machine), machine, number, *args, arch=arch)
+    parts = [run_program(code, machine, number, *args, arch=arch) for code in layers(machine)]
+    refusals = [part for part in parts if part != ALLOW]
+    assert (refusals[0] if refusals else ALLOW) == whole, (number, args)
+    return whole
+
+
+def layers(machine: str) -> tuple[list[seccomp.Instruction], list[seccomp.Instruction]]:
+    return seccomp.zygote_program(machine), seccomp.job_program(machine)
+
+
+def run_program(code: list[seccomp.Instruction], machine: str, number: int, *args: int, arch: int | None = None) -> int:
     data = {0: number, 4: ARCH[machine] if arch is None else arch}
     data |= {16 + 8 * i: args[i] if i < len(args) else 0 for i in range(6)}
-    code, at, accumulator = seccomp.program(machine), 0, 0
+    at, accumulator = 0, 0
     while True:
         op, if_true, if_false, constant = code[at]
         at += 1
@@ -35,12 +48,12 @@ def run(machine: str, number: int, *args: int, arch: int | None = None) -> int:
 
 @pytest.mark.parametrize("machine", ARCH)
 def test_every_jump_fits_its_byte_and_ends_in_a_return(machine: str) -> None:
-    code = seccomp.program(machine)
-    for at, (op, if_true, if_false, _) in enumerate(code):
-        assert 0 <= if_true < 256
-        assert 0 <= if_false < 256
-        if op != 0x06:
-            assert at + 1 + max(if_true, if_false) < len(code)
+    for code in (seccomp.program(machine), *layers(machine)):
+        for at, (op, if_true, if_false, _) in enumerate(code):
+            assert 0 <= if_true < 256
+            assert 0 <= if_false < 256
+            if op != 0x06:
+                assert at + 1 + max(if_true, if_false) < len(code)
 
 
 @pytest.mark.parametrize("machine", ARCH)
@@ -50,7 +63,7 @@ def test_numbers_agree_with_the_kernel_headers(machine: str) -> None:
     pattern = r"#define __NR(?:3264)?_(\w+)\s+(\d+)"
     known = {m[1]: int(m[2]) for m in re.finditer(pattern, HEADERS[machine].read_text())}
     known.setdefault("newfstatat", known.get("fstatat", -1))
-    for name, number in seccomp.allowed(machine).items():
+    for name, number in seccomp.numbers(machine).items():
         assert known.get(name) == number, name
 
 
@@ -69,6 +82,16 @@ def test_threads_may_be_made_and_processes_may_not() -> None:
     assert run("x86_64", 56, fork_flags) == EPERM
     assert run("x86_64", 56, pthread_flags | new_user) == EPERM
     assert run("x86_64", 435) == 0x00050000 | errno.ENOSYS
+
+
+def test_a_zygote_may_start_jobs_and_cannot_leave_its_filter_behind() -> None:
+    code = seccomp.zygote_program("x86_64")
+    for name, number in seccomp.only_zygotes("x86_64").items():
+        assert run_program(code, "x86_64", number) == ALLOW, name
+        assert run("x86_64", number) == EPERM, name
+    assert run_program(code, "x86_64", 56, 17) == ALLOW  # fork
+    assert run_program(code, "x86_64", 59) == EPERM  # execve
+    assert run("x86_64", 157, 22) == EPERM  # prctl(PR_SET_SECCOMP)
 
 
 def test_another_architecture_is_killed_and_x32_refused() -> None:

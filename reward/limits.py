@@ -1,0 +1,68 @@
+"""The words of the sandbox: what a job may use, how it can end, and what is raised where no verdict can be taken."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+OUTPUT_BYTES = 1 << 20
+
+
+class SandboxError(RuntimeError):
+    """The sandbox, not the job, failed: no verdict can be taken from it."""
+
+
+class ZygoteLost(SandboxError):
+    """The zygote died, and its jobs with it."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This host does not allow the isolation that model-written code needs."""
+
+
+class Cancelled(Exception):
+    """Nobody wants the result any more; the job has been ended."""
+
+
+class Ending(StrEnum):
+    """Why a job is over."""
+
+    EXITED = "exited"  # by itself, or by a signal of its own making
+    CPU = "cpu"  # it used its CPU seconds
+    ASLEEP = "asleep"  # the wall limit passed and it had hardly run
+    STARVED = "starved"  # the host gave it no time to run
+    FLOOD = "flood"  # it wrote more than is kept
+    STOPPED = "stopped"  # the judge wanted no more of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one job may use in all; the kernel holds it to this."""
+
+    cpu_s: float = 8.0
+    memory_bytes: int = 1 << 30
+    disk_bytes: int = 64 << 20
+    threads: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What a job may use until the next thing that is waited for."""
+
+    cpu_s: float
+    answer_bytes: int = OUTPUT_BYTES
+
+    @property
+    def wall_s(self) -> float:
+        return 4.0 * self.cpu_s + 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a job ended."""
+
+    ending: Ending
+    status: int  # exit code, or minus the signal's number
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+    output: bytes  # what it wrote to stdout, at most OUTPUT_BYTES
+    of_partner: bool = False  # it is the end of the other one of two jobs that were waited for

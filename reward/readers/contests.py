@@ -1,0 +1,114 @@
+"""Sets of contest problems: APPS, TACO, CodeContests, LiveCodeBench.
+
+APPS, TACO       {"question", "input_output": JSON of {"inputs", "outputs", "fn_name"?}, "solutions": JSON list, "starter_code"}
+CodeContests     {"name", "description", "public_tests": {"input", "output"}, "private_tests", "generated_tests",
+                  "solutions": {"language", "solution"}}
+LiveCodeBench    {"question_id", "question_content", "public_test_cases": JSON list of {"input", "output", "testtype"},
+                  "private_test_cases": the same, also packed, "starter_code", "metadata": JSON of {"func_name"}}
+"""
+
+import base64
+import binascii
+import json
+import pickletools
+import zlib
+from typing import Any
+
+from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, Refused, as_json, text_of, user
+from reward.readers.pairs import calls_tasks, stdio_task
+
+SOLUTIONS = 3  # of a problem are tried at most
+PYTHON3 = (3, "PYTHON3")  # in CodeContests
+
+
+def read_apps(row: dict[str, Any], at_most: int, *, name: str = "apps") -> Draft:
+    tests = as_json(row.get("input_output"), "input_output")
+    if not isinstance(tests, dict):
+        raise Refused("no `input_output`")
+    starter, function = text_of(row, "starter_code", default=""), tests.get("fn_name")
+    solutions = as_json(row.get("solutions") or [], "solutions")
+    return Draft(
+        id=f"{name}-{text_of(row, 'problem_id', 'id', 'name', 'url')}",
+        messages=ask(text_of(row, "question", "description"), starter, bool(function)),
+        tasks=tasks_of(tests.get("inputs"), tests.get("outputs"), function, starter, at_most),
+        solutions=[solution for solution in solutions if isinstance(solution, str)][:SOLUTIONS],
+    )
+
+
+def read_taco(row: dict[str, Any], at_most: int) -> Draft:
+    return read_apps(row, at_most, name="taco")
+
+
+def read_codecontests(row: dict[str, Any], at_most: int) -> Draft:
+    inputs: list[Any] = []
+    outputs: list[Any] = []
+    for key in ("public_tests", "private_tests", "generated_tests"):
+        tests = as_json(row.get(key) or {}, key)
+        inputs += tests.get("input", [])
+        outputs += tests.get("output", [])
+    solutions = as_json(row.get("solutions") or {}, "solutions")
+    pairs = zip(solutions.get("language", []), solutions.get("solution", []), strict=False)
+    return Draft(
+        id=f"codecontests-{text_of(row, 'name')}",
+        messages=user(text_of(row, "description"), ASK_PROGRAM),
+        tasks=[stdio_task(inputs, outputs, at_most)],
+        solutions=[solution for language, solution in pairs if language in PYTHON3][:SOLUTIONS],
+    )
+
+
+def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
+    tests = [*_cases(row.get("public_test_cases"), "public_test_cases")]
+    tests += _cases(row.get("private_test_cases"), "private_test_cases")
+    kinds = {test.get("testtype", "stdin") for test in tests}
+    if len(kinds) > 1:
+        raise Refused("tests of more than one kind")
+    starter = text_of(row, "starter_code", default="")
+    inputs, outputs = [test.get("input") for test in tests], [test.get("output") for test in tests]
+    function = None
+    if kinds == {"functional"}:
+        metadata = as_json(row.get("metadata") or {}, "metadata")
+        function = metadata.get("func_name")
+        if not function:
+            raise Refused("no name of the function")
+        inputs = [[as_json(line, "input") for line in str(text).split("\n") if line.strip()] for text in inputs]
+        outputs = [as_json(text, "output") for text in outputs]
+    return Draft(
+        id=f"livecodebench-{text_of(row, 'question_id', 'question_title')}",
+        messages=ask(text_of(row, "question_content"), starter, bool(function)),
+        tasks=tasks_of(inputs, outputs, function, starter, at_most)[-1:],  # no output is wrapped here
+    )
+
+
+def tasks_of(inputs: Any, outputs: Any, function: Any, starter: str, at_most: int) -> list[dict[str, Any]]:
+    if not function:
+        return [stdio_task(inputs, outputs, at_most)]
+    if not isinstance(function, str):
+        raise Refused("the name of the function is none", repr(function)[:80])
+    if "class Solution" in starter and "." not in function:
+        function = f"Solution.{function}"
+    return calls_tasks(function, inputs, outputs, at_most)
+
+
+def ask(question: str, starter: str, is_function: bool) -> list[dict[str, str]]:
+    given = f"Start from this code:\n\n```python\n{starter.strip()}\n```" if starter.strip() else ""
+    return user(question, given, ASK_FUNCTION if is_function else ASK_PROGRAM)
+
+
+def _cases(value: Any, what: str) -> list[dict[str, Any]]:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        value = _unpacked(value, what)
+    cases = as_json(value or [], what)
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise Refused(f"`{what}` is not a list of tests")
+    return cases
+
+
+def _unpacked(value: str, what: str) -> Any:
+    """LiveCodeBench packs its private tests: base64 of zlib of a pickled string of JSON. The pickle is read for that string and
+    never run."""
+    try:
+        packed = zlib.decompress(base64.b64decode(value, validate=True))
+        found = [argument for _, argument, _ in pickletools.genops(packed) if isinstance(argument, str)]
+        return json.loads(found[0])
+    except (binascii.Error, zlib.error, ValueError, LookupError, RecursionError) as error:
+        raise Refused(f"`{what}` cannot be unpacked", str(error)[:80]) from None

@@ -1,0 +1,91 @@
+"""What a reader makes of one problem, before its solution has been tried; and how a problem is refused."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ASK_FUNCTION = "Put the whole code in one ```python block."
+ASK_PROGRAM = f"Write a Python program that reads from standard input and prints to standard output. {ASK_FUNCTION}"
+
+
+class ReadError(ValueError):
+    """The set itself cannot be had or read."""
+
+
+class Refused(ValueError):
+    """One problem that cannot be used. The reason is what is counted; the detail is this problem's own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A problem in our terms. Where a format leaves open what a test means there are several tasks: the first that a solution
+    passes is the right one."""
+
+    id: str
+    messages: list[dict[str, str]]
+    tasks: Sequence[dict[str, Any]]
+    solutions: Sequence[str] = ()  # whole programs, of which one must pass
+    prefill: str = ""
+
+    def line(self, task: dict[str, Any], solution: str | None) -> dict[str, Any]:
+        line: dict[str, Any] = {"id": self.id, "messages": self.messages}
+        if self.prefill:
+            line["prefill"] = self.prefill
+        line["task"] = task
+        return line if solution is None else {**line, "solution": solution}
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """What came of a set."""
+
+    read: int = 0
+    verified: int = 0  # kept, and a solution of theirs passed
+    unverified: int = 0  # kept, without a solution or unchecked
+    refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> ids, with details
+
+    def refuse(self, problem_id: str, error: Refused) -> None:
+        self.refused.setdefault(error.reason, []).append(problem_id)
+
+    @property
+    def refused_count(self) -> int:
+        return sum(map(len, self.refused.values()))
+
+    def text(self, shown: int = 8) -> str:
+        kept = self.verified + self.unverified
+        lines = [f"{kept} problems ({self.verified} with a solution that passes), {self.refused_count} refused"]
+        for reason, ids in sorted(self.refused.items(), key=lambda item: -len(item[1])):
+            more = f" and {len(ids) - shown} more" if len(ids) > shown else ""
+            lines.append(f"  {len(ids):>3}  {reason}: {', '.join(ids[:shown])}{more}")
+        return "\n".join(lines)
+
+
+def user(*parts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "\n\n".join(part.strip("\n") for part in parts if part.strip())}]
+
+
+def text_of(row: dict[str, Any], *keys: str, default: str | None = None) -> str:
+    """The first of these fields that is there. Raises Refused."""
+    for key in keys:
+        if (value := row.get(key)) is not None:
+            if not isinstance(value, str | int):
+                raise Refused(f"`{key}` is not text", repr(value)[:80])
+            return str(value)
+    if default is None:
+        raise Refused(f"no `{'` or `'.join(keys)}`")
+    return default
+
+
+def as_json(value: Any, what: str) -> Any:
+    """What a field holds that is JSON in a string in one edition of a set and an object in another."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"`{what}` is not JSON", str(error)[:80]) from None

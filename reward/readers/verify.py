@@ -1,0 +1,56 @@
+"""Drafts become lines: every task has to parse, and where there are solutions one of them has to pass, in the sandbox.
+
+The first task and solution of every draft are tried, then what is left for those that failed, until a pass or the last one.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from reward.check import Problem, grade_all
+from reward.figures import Figures
+from reward.readers.draft import Draft, Refused, Summary
+from reward.task import Defaults, Task, TaskError, parse_task
+
+NO_PASS = "no solution of its own passes"
+
+
+def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutions: bool = True) -> list[dict[str, Any]]:
+    """The lines of those that hold, in order; the others are in the summary. Raises SandboxUnavailable."""
+    lines: dict[str, dict[str, Any]] = {}
+    attempts: list[tuple[int, str]]
+    waiting: dict[str, tuple[Draft, list[tuple[int, str]]]] = {}  # by id: what is still to be tried, as (task, solution)
+    parsed: dict[str, list[Task]] = {}
+    for draft in drafts:
+        if draft.id in parsed:
+            summary.refuse(draft.id, Refused("an id that another problem has"))
+            continue
+        try:
+            parsed[draft.id] = [parse_task(task, defaults=Defaults()) for task in draft.tasks]
+        except TaskError as error:
+            summary.refuse(draft.id, Refused("a task that cannot be graded", str(error)))
+            continue
+        lines[draft.id] = draft.line(draft.tasks[0], draft.solutions[0] if draft.solutions else None)
+        if draft.solutions and run_solutions:
+            waiting[draft.id] = (draft, list(itertools.product(range(len(draft.tasks)), draft.solutions)))
+        else:
+            summary.unverified += 1
+    while waiting:
+        work = []
+        for draft, attempts in waiting.values():
+            index, solution = attempts[0]
+            problem = Problem(id=draft.id, task=parsed[draft.id][index], prefill="", solution=solution)
+            work.append((problem, f"```python\n{solution}\n```"))
+        for graded in grade_all(work, slots, Figures()):
+            draft, attempts = waiting[graded.problem_id]
+            index, solution = attempts.pop(0)
+            if graded.verdict is not None and graded.verdict.passed == graded.verdict.total:
+                lines[draft.id] = draft.line(draft.tasks[index], solution)
+                summary.verified += 1
+            elif attempts:
+                continue
+            else:
+                del lines[draft.id]
+                summary.refuse(f"{draft.id} ({graded.reason[:100]})", Refused(NO_PASS))
+            del waiting[draft.id]
+    return list(lines.values())

@@ -1,0 +1,286 @@
+"""Every format that people have becomes lines that the grader takes, and what cannot is refused and counted."""
+
+import base64
+import gzip
+import json
+import pickle
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward.readers.__main__ import main
+from reward.readers.draft import ReadError, Refused
+from reward.readers.files import rows
+from reward.readers.mbpp import read_mbpp
+from reward.readers.verifiable import read_verifiable
+
+DOUBLE = "print(2 * int(input()))"
+TWICE = "def twice(x):\n    return 2 * x\n"
+PAIRS = {"inputs": ["3\n", ["4"]], "outputs": ["6\n", ["8"]]}
+CALLS = {"inputs": [[3], [4]], "outputs": [6, 8], "fn_name": "twice"}
+
+MBPP = {
+    "task_id": 11,
+    "text": "Write a function to double a number.",
+    "code": TWICE,
+    "test_list": ["assert twice(3) == 6", "assert twice(0.5) == 1"],
+    "test_setup_code": "",
+    "challenge_test_list": ["assert twice(1) == 3"],
+}
+SANITIZED = {
+    "task_id": 12,
+    "prompt": "Double a number.",
+    "code": TWICE,
+    "source_file": "x",
+    "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(twice(3), 6)", "assert twice(2) == 4"],
+}
+PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps([{"input": "5", "output": "10", "testtype": "stdin"}])))).decode()
+FUNCTIONAL = {
+    "question_id": "f",
+    "question_content": "Add.",
+    "starter_code": "class Solution:\n    def add(self, a, b):\n        ",
+    "public_test_cases": json.dumps([{"input": "1\n[2, 3]", "output": "[3, 4]", "testtype": "functional"}]),
+    "metadata": json.dumps({"func_name": "add"}),
+}
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "mbpp": [MBPP, SANITIZED],
+    "apps": [
+        {
+            "problem_id": 1,
+            "question": "Double.",
+            "input_output": json.dumps(PAIRS),
+            "solutions": json.dumps(["print(0)", DOUBLE]),
+        },
+        {"problem_id": 2, "question": "Double.", "input_output": json.dumps(CALLS), "solutions": json.dumps([TWICE])},
+        {
+            "problem_id": 3,
+            "question": "Wrapped outputs.",
+            "input_output": json.dumps({**CALLS, "outputs": [[6], [8]]}),
+            "solutions": json.dumps([TWICE]),
+        },
+        {
+            "problem_id": 4,
+            "question": "Lists that only look wrapped.",
+            "input_output": json.dumps({**CALLS, "outputs": [[6], [8]]}),
+            "solutions": json.dumps(["def twice(x):\n    return (2.0 * x,)"]),
+        },
+    ],
+    "taco": [
+        {
+            "name": "t",
+            "question": "Double, as a method.",
+            "starter_code": "class Solution:\n    def twice(self, x):",
+            "input_output": json.dumps(CALLS),
+            "solutions": ["class Solution:\n    def twice(self, x):\n        return 2 * x"],
+        }
+    ],
+    "codecontests": [
+        {
+            "name": "1_A. Double",
+            "description": "Double.",
+            "public_tests": {"input": ["1\n"], "output": ["2\n"]},
+            "private_tests": {"input": ["2\n"], "output": ["4\n"]},
+            "generated_tests": {"input": [], "output": []},
+            "solutions": {"language": [2, 3], "solution": ["int main() {}", DOUBLE]},
+        }
+    ],
+    "livecodebench": [
+        {
+            "question_id": "s",
+            "question_content": "Double.",
+            "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+            "private_test_cases": PACKED,
+        },
+        FUNCTIONAL,
+    ],
+    "verifiable": [
+        {
+            "problem_id": "prime",
+            "prompt": "Double.",
+            "verification_info": json.dumps(
+                {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "3\n", "output": "6\n"}]}
+            ),
+            "gold_standard_solution": f"```python\n{DOUBLE}\n```",
+        },
+        {
+            "problem_id": "called",
+            "prompt": "Double.",
+            "verification_info": repr(
+                {
+                    "test_cases": [{"type": "function_call", "fn_name": "twice", "input": "[3]", "output": "6"}],
+                    "language": "python",
+                }
+            ),
+            "gold_standard_solution": TWICE,
+        },
+        {
+            "data_source": "taco",
+            "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Double."}],
+            "reward_model": {"ground_truth": json.dumps(PAIRS), "style": "rule"},
+            "extra_info": {"index": 7, "split": "train"},
+        },
+        {"id": "asserts", "prompt": "Double.", "ground_truth": ["assert twice(1) == 2"], "solution": TWICE},
+    ],
+    "lines": [
+        {
+            "id": "own",
+            "prompt": "Double.",
+            "task": {"kind": "stdio", "tests": [{"input": "1", "output": "2"}]},
+            "solution": DOUBLE,
+        }
+    ],
+}
+VERIFIED = {"mbpp": 2, "apps": 4, "taco": 1, "codecontests": 1, "livecodebench": 0, "verifiable": 3, "lines": 1}
+
+
+def write(path: Path, found: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return str(path)
+
+
+def read(tmp_path: Path, name: str, found: list[dict[str, Any]], *options: str) -> list[dict[str, Any]]:
+    out = tmp_path / "out.jsonl"
+    main([name, "--source", write(tmp_path / "in.jsonl", found), "--out", str(out), "--slots", "1", *options])
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_format_is_read_and_its_solutions_pass(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = read(tmp_path, name, ROWS[name])
+    said = capsys.readouterr().out
+    assert f"{len(ROWS[name])} problems ({VERIFIED[name]} with a solution that passes), 0 refused" in said
+    for line in lines:
+        assert line["messages"][-1]["role"] == "user" and line["messages"][-1]["content"]
+
+
+def test_a_solution_that_fails_is_tried_before_its_problem_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_, looks_wrapped = read(tmp_path, "apps", ROWS["apps"])
+    assert first["solution"] == DOUBLE  # the second of two
+    assert looks_wrapped["task"]["tests"][0]["expected"] == [6]
+    wrong = {**ROWS["apps"][1], "solutions": json.dumps(["def twice(x): return x"])}
+    assert [line["id"] for line in read(tmp_path, "apps", [wrong, ROWS["apps"][0]])] == ["apps-1"]
+    assert "no solution of its own passes: apps-2 (test 0: returned 3, expected 6)" in capsys.readouterr().out
+    assert len(read(tmp_path, "apps", [wrong], "--unverified")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        ("mbpp", {**MBPP, "test_list": []}, "`test_list` is not a list of assertions"),
+        ("mbpp", {**MBPP, "test_list": ["assert ("]}, "not Python"),
+        ("mbpp", {**MBPP, "test_list": ["assert other(1) == 2"]}, "no test calls a function of the solution"),
+        ("mbpp", {"test_list": ["assert f(1)"]}, "no `task_id`"),
+        ("apps", {"problem_id": 1, "question": "?"}, "no `input_output`"),
+        ("apps", {"problem_id": 1, "question": "?", "input_output": "{"}, "not JSON"),
+        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": [], "outputs": []}'}, "no tests"),
+        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": ["1"], "outputs": []}'}, "not as many"),
+        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": [{}], "outputs": ["1"]}'}, "not text"),
+        ("codecontests", {"name": "x", "description": "?"}, "no tests"),
+        ("livecodebench", {"question_id": "x", "question_content": "?", "private_test_cases": "!!!"}, "cannot be unpacked"),
+        ("livecodebench", {**FUNCTIONAL, "metadata": "{}"}, "no name of the function"),
+        ("verifiable", {"id": "x", "prompt": "?"}, "neither"),
+        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": "4"}, "not tests"),
+        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": "{oops"}, "neither JSON nor a literal"),
+        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": {**PAIRS, "language": "rust"}}, "another language"),
+        ("verifiable", {"prompt": "?", "ground_truth": PAIRS}, "no id"),
+        ("lines", {"id": "x", "prompt": "?"}, "no `task`"),
+        ("lines", {"id": "x", "prompt": "?", "task": {"kind": "magic"}}, "a task that cannot be graded"),
+        ("lines", {"id": "x", "prompt": "?", "task": {}, "reward": 1}, "a field that problem lines do not have"),
+    ],
+)
+def test_a_bad_problem_is_refused_with_its_reason(
+    name: str, row: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(tmp_path, name, [row]) == []
+    assert reason in capsys.readouterr().out
+
+
+def test_an_id_is_used_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(read(tmp_path, "lines", ROWS["lines"] * 2)) == 1
+    assert "an id that another problem has: own" in capsys.readouterr().out
+
+
+def test_tests_beyond_the_number_asked_for_are_left_out(tmp_path: Path) -> None:
+    [line] = read(tmp_path, "codecontests", ROWS["codecontests"], "--at-most", "1")
+    assert line["task"]["tests"] == [{"input": "1\n", "output": "2\n"}]
+
+
+def test_outputs_with_decimals_get_a_tolerance(tmp_path: Path) -> None:
+    row = {"problem_id": 1, "question": "?", "input_output": {"inputs": ["1"], "outputs": ["0.50 1"]}}
+    [line] = read(tmp_path, "apps", [row])
+    assert line["task"]["tolerance"] == 1e-6
+
+
+def test_packed_tests_are_never_unpickled(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Hostile()))).decode()
+    assert read(tmp_path, "livecodebench", [{"question_id": "x", "question_content": "?", "private_test_cases": packed}]) == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_rows_are_read_whatever_the_file_is(tmp_path: Path) -> None:
+    expected = [{"a": 1}, {"a": 2}]
+    contents = {
+        "lines.jsonl": '{"a": 1}\n\n{"a": 2}\n',
+        "one list.json": json.dumps(expected, indent=1),
+        "rows by id.json": json.dumps({"x": expected[0], "y": expected[1]}),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+        assert list(rows(tmp_path / name)) == expected, name
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+        assert list(rows(tmp_path / f"{name}.gz")) == expected, name
+
+
+def test_parquet_is_read_where_pyarrow_is_installed(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS["codecontests"]), tmp_path / "p.parquet")
+    assert list(rows(tmp_path / "p.parquet")) == ROWS["codecontests"]
+
+
+def test_parquet_without_pyarrow_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "p.parquet").write_bytes(b"PAR1....PAR1")
+    with pytest.raises(ReadError, match=r"pip install 'kestrel\[parquet\]'"):
+        list(rows(tmp_path / "p.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "neither JSON"),
+        (b"[1]", "row 1 must be an object"),
+        (b'{"a": 1}\n{', ":2: not JSON"),
+        (b"\x1f\x8bxx", "cannot read"),
+    ],
+)
+def test_a_broken_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ReadError, match=message):
+        list(rows(tmp_path / "x"))
+
+
+def test_mbpp_shows_its_tests_and_keeps_the_imports_of_the_sanitized_form() -> None:
+    draft = read_mbpp(SANITIZED)
+    assert "assert twice(2) == 4" in draft.messages[0]["content"]
+    assert draft.tasks[0]["setup"] == "import math\n"
+    assert draft.tasks[0]["entry_point"] == "twice"
+    assert read_mbpp({**MBPP, "code": None}).tasks[0]["entry_point"] == "twice"
+
+
+def test_a_prompt_of_messages_stays_as_it_is() -> None:
+    draft = read_verifiable(ROWS["verifiable"][2], 64)
+    assert (draft.id, len(draft.messages), draft.messages[0]["role"]) == ("taco-train-7", 2, "system")
+
+
+def test_a_prompt_that_is_missing_is_refused() -> None:
+    with pytest.raises(Refused, match="no `prompt`"):
+        read_verifiable({"id": "x", "ground_truth": PAIRS}, 64)
