@@ -53,6 +53,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) 
 
 def inputs(study: Study) -> str:
     model, cluster, work, lengths = study.model, study.cluster, study.workload, study.workload.lengths
+    naive = work.prompt_tokens + lengths.mean_tokens / 2
     rows = [
         ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(model.weight_bytes)} in bf16; {model.layers} layers"),
         ("KV cache", f"2 x {model.kv_heads} heads x {model.head_dim} x {model.layers} layers x 2 bytes = "
@@ -69,7 +70,7 @@ def inputs(study: Study) -> str:
                         f"{lengths.capped_fraction:.2%} reach {lengths.cap_tokens}: "
                         f"{work.completions * lengths.capped_fraction:.0f} a step"),
         ("context", f"{work.context_tokens:.0f} tokens for a running sequence: long ones run longer, so more than "
-                    f"{work.prompt_tokens:.0f} + {lengths.mean_tokens:.0f}/2 = {work.prompt_tokens + lengths.mean_tokens / 2:.0f}"),
+                    f"{work.prompt_tokens:.0f} + {lengths.mean_tokens:.0f}/2 = {naive:.0f}"),
         ("target", f"{work.steps} steps in {work.target_hours:.0f} h: {work.target_hours * 3600 / work.steps:.0f} s a step"),
     ]  # fmt: skip
     return "\n".join(f"{name:<14} {text}" for name, text in rows)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
@@ -9,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.load import register, to_run_config
-from conf.schema import ConfigError, RunConfig
+from conf.schema import ConfigError, ModelConfig, RunConfig, ShapeConfig
 from launch.plan.calibrate import stored
 from launch.plan.generation import Fleet, GenerationCost, sequences_that_fit
-from launch.plan.inputs import Lengths, model_from_hf, read_inputs, read_model
+from launch.plan.inputs import Lengths, model_from_hf, read_model
+from launch.plan.points import H100
 from launch.plan.reliability import reliability
 from launch.plan.search import Search, least
 from launch.plan.speed import Speed, stated
@@ -36,6 +39,14 @@ def study(_hydra: None) -> Study:
     return make_study(config())
 
 
+KESTREL = RunConfig(
+    model=ModelConfig(
+        path="nowhere",
+        shape=ShapeConfig(
+            parameters=32 * 10**9, layers=64, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=27648, vocabulary=152064
+        ),
+    )
+)  # fmt: skip
 LAYOUT = Layout(tp=8, pp=1, cp=1, dp=19, tokens_per_microbatch=20480)
 
 
@@ -143,7 +154,8 @@ def test_memory_of_a_trainer_gpu(study: Study) -> None:
     assert memory.weights == pytest.approx(2 * 32e9 / 8)
     assert memory.gradients == pytest.approx(4 * 32e9 / 8)
     assert memory.optimizer == pytest.approx(12 * 32e9 / 8 / 19)
-    # a layer keeps 2 bytes x (4 x 5120 + 2 x 40 x 128 + 2 x 8 x 128 + 3 x 27648) = 231,424 a token; 64 layers, 20,480 tokens, over TP8
+    # a layer keeps 2 bytes x (4 x 5120 + 2 x 40 x 128 + 2 x 8 x 128 + 3 x 27648) = 231,424 a token; 64 layers, 20,480 tokens,
+    # over TP8
     assert memory.activations == pytest.approx(231_424 * 64 * 20_480 / 8)
 
 
@@ -182,7 +194,7 @@ def test_target_out_of_reach_has_no_fewest() -> None:
 def test_one_version_less_is_never_faster(study: Study) -> None:
     for search in study.searches.values():
         steps = [plan.step_s for s in range(5) if (plan := search.best_with(staleness=(s,)))]
-        assert all(more <= less * 1.011 for less, more in zip(steps, steps[1:], strict=False))
+        assert all(more <= less * 1.011 for less, more in pairwise(steps))
 
 
 def test_synchronous_step_ends_with_its_longest_completion(study: Study) -> None:
@@ -198,7 +210,7 @@ def test_what_ifs_change_what_they_say(study: Study) -> None:
     planned = found["as planned"]
     assert planned.step_s == pytest.approx(search.best.step_s)
     assert found["completions twice as long"].workload.lengths.mean_tokens == 5000
-    assert found["engines 2 times slower"].generation.gpu_s > 1.9 * planned.generation.gpu_s * 0.95
+    assert found["engines 2 times slower"].generation.gpu_s > 1.8 * planned.generation.gpu_s
     assert found["tests take 30 s"].seconds["sandboxes"] == pytest.approx(120)
     assert found["no KL penalty"].training.gpu_s < planned.training.gpu_s
     assert found["nodes fail 4 times as often"].hours > planned.hours
@@ -233,8 +245,7 @@ def test_cut_lengths_have_the_mean_that_was_asked_for(mean: float, sigma: float,
     calibrated=st.booleans(),
 )  # fmt: skip
 def test_more_sequences_take_longer_a_step_but_less_each(tp: int, few: int, more: int, context: float, calibrated: bool) -> None:
-    model, cluster, _ = read_inputs(config())
-    speed = Speed(model=model, cluster=cluster, constants=stored().constants if calibrated else stated())
+    speed = Speed(model=read_model(KESTREL), cluster=H100, constants=stored().constants if calibrated else stated())
     less_s, more_s = speed.decode_step_s(tp, few, context), speed.decode_step_s(tp, few + more, context)
     assert less_s < more_s
     assert more_s / (few + more) < less_s / few
@@ -255,7 +266,7 @@ def test_push_costs_what_is_in_flight(study: Study) -> None:
 # Other models, and wrong ones.
 
 
-def test_model_folder_is_read_when_it_is_there(tmp_path, study: Study) -> None:
+def test_model_folder_is_read_when_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,'
         ' "intermediate_size": 25600, "vocab_size": 151936}'

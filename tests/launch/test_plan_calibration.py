@@ -61,7 +61,8 @@ def test_prediction_reads_neither_what_was_measured_nor_the_first_token(points: 
 def test_every_point_has_a_prediction_above_the_weights_alone(prompt: int, output: int, sequences: int, tp: int) -> None:
     kept = stored()
     point = Point(
-        gpu="H100-SXM-80GB", model="Qwen3-32B-bf16", prompt_tokens=prompt, output_tokens=output, sequences=sequences, tp=tp, tpot_s=1
+        gpu="H100-SXM-80GB", model="Qwen3-32B-bf16", prompt_tokens=prompt, output_tokens=output, sequences=sequences, tp=tp,
+        tpot_s=1,
     )  # fmt: skip
     said = predict(point, kept.constants, kept.protocol)
     assert said.tpot_s > 64e9 / (tp * 3.35e12)
@@ -79,7 +80,7 @@ def test_check_prints_every_row_and_the_errors(points: list[Point]) -> None:
 def test_check_needs_no_time_to_first_token(tmp_path: Path) -> None:
     file = tmp_path / "points.csv"
     file.write_text(f"{HEAD.replace('ttft_ms,', '')}\n{ROW.replace('840.8,', '')}\n")
-    assert "1 points" in check_report(file)
+    assert "1 points;" in check_report(file)
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,18 @@ def test_unknown_section_is_refused_with_those_there_are() -> None:
         run(["experiment=kestrel_256", "plan.show=[sumary]"])
 
 
-def test_files_hold_the_plan(tmp_path: Path) -> None:
-    out, figures = tmp_path / "new/plan.json", tmp_path / "plan.html"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("plan")
+    out, figures = folder / "new/plan.json", folder / "plan.html"
     text = run(["experiment=kestrel_256", "plan.show=[configured]", f"plan.out={out}", f"plan.figures={figures}"])
     assert f"written: {out}" in text
+    assert f"written: {figures}" in text
+    return out, figures
+
+
+def test_json_holds_the_plan(written: tuple[Path, Path]) -> None:
+    out, _ = written
     record = json.loads(out.read_text())
     for name in ("stated", "calibrated"):
         best = record["best"][name]
@@ -49,17 +57,18 @@ def test_files_hold_the_plan(tmp_path: Path) -> None:
         gpu_s = sum(line["gpu_s"] for line in best["training"]["lines"].values())
         assert gpu_s == pytest.approx(best["training"]["gpu_s"])
         assert record["fewest"][name]["hours"] <= 48
-    page = figures.read_text()
+
+
+def test_page_holds_every_figure(written: tuple[Path, Path]) -> None:
+    page = written[1].read_text()
     drawn = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     assert len(drawn) == 6  # split, latency, memory; twice
     for title in ("stated: step time against split", "calibrated: latency of the longest completion", "stated: memory of a GPU"):
         assert title in page
 
 
-def test_points_of_the_figures_lie_inside_them(tmp_path: Path) -> None:
-    figures = tmp_path / "plan.html"
-    run(["experiment=kestrel_256", "plan.show=[configured]", f"plan.figures={figures}"])
-    for svg in re.findall(r"<svg.*?</svg>", figures.read_text(), re.DOTALL):
+def test_points_of_the_figures_lie_inside_them(written: tuple[Path, Path]) -> None:
+    for svg in re.findall(r"<svg.*?</svg>", written[1].read_text(), re.DOTALL):
         image = ElementTree.fromstring(svg)
         width, height = float(image.attrib["width"]), float(image.attrib["height"])
         for mark in [*image.iter("circle"), *image.iter("rect")]:
