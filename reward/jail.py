@@ -218,18 +218,7 @@ class Starter:
         os.close(pidfd)
         cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
         try:
-            send(
-                self.control,
-                {
-                    "exit": job,
-                    "status": code,
-                    "cpu_s": cpu_s,
-                    "peak_bytes": peak_bytes,
-                    "flt": usage.ru_minflt,
-                    "st": usage.ru_stime,
-                    "ut": usage.ru_utime,
-                },
-            )
+            send(self.control, {"exit": job, "status": code, "cpu_s": cpu_s, "peak_bytes": peak_bytes})
         except (BrokenPipeError, ConnectionError):
             os._exit(0)
 

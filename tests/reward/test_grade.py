@@ -14,6 +14,8 @@ SQUARE = parse_task({"kind": "calls", "entry_point": "f", "tests": [{"args": [x]
 SQUARE_PLUS_7 = parse_task(
     {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x + 7} for x in (3, 5)], "cpu_limit_s": 1}
 )
+CHECKED = parse_task({"kind": "asserts", "entry_point": "f", "tests": ["for x in range(3):\n    assert f(x) == x * x"]})
+CLAIMED = parse_task({"kind": "asserts", "entry_point": "f", "tests": ["assert f(3) == 9"]})
 SEVEN = parse_task({"kind": "stdio", "tests": [{"input": "3 4\n", "output": "7\n"}], "cpu_limit_s": 0.5})
 
 
@@ -60,6 +62,16 @@ BAD_COMPLETIONS = (
     "",
     "\0",
     "x" * (1 << 20),
+    fenced("x = '" + "y" * (1 << 20) + "'"),
+    fenced("x = 1\0"),
+    fenced("def f(x):\n\treturn x\n        return x"),
+    fenced("def f(x): return f(x)\nprint(f(1))"),
+    fenced("x = []\nfor _ in range(10**6): x = [x]\ndef f(n): return x\nprint(x)"),
+    fenced("def f(x): return float('nan')\nprint(f(1))"),
+    fenced("def f(x): return 10 ** 100000\nprint(f(1))"),
+    fenced("def f(x): return {float('nan'): float('inf')}\nprint(f(1))"),
+    fenced("import sys\nsys.stdout.buffer.write(bytes(range(256)) * 10)\ndef f(x): return bytes(range(256)).decode('latin-1')"),
+    fenced("def f(x): return '\\ud800' * 1000\nprint('\\udcff')"),
     fenced("(" * 10_000),
     fenced("\udc80"),
     fenced("x = = 1"),
@@ -71,7 +83,7 @@ BAD_COMPLETIONS = (
 
 
 @pytest.mark.parametrize("completion", BAD_COMPLETIONS)
-@pytest.mark.parametrize("task", [SQUARE, SUM])
+@pytest.mark.parametrize("task", [SQUARE, SUM, CHECKED, CLAIMED], ids=["calls", "stdio", "asserts", "claims"])
 def test_a_bad_completion_is_a_verdict_with_a_reason(task: Task, completion: str, sandbox: Sandbox) -> None:
     result = grade(task, completion, sandbox=sandbox)
     assert result.reward == 0.0
@@ -144,6 +156,29 @@ def test_keyword_arguments_are_passed(sandbox: Sandbox) -> None:
 def test_setup_code_runs_before_the_candidate(sandbox: Sandbox) -> None:
     task = calls(([9.0], 3.0), setup="import math\ndef helper(x):\n    return math.sqrt(x)")
     assert verdict(task, "def f(x):\n    return helper(x)", sandbox).reward == 1.0
+
+
+JSON_CALLS: list[tuple[str, Any, bool]] = [
+    ("(1, 2)", [1, 2], True),
+    ("[1.0, 2]", [1, 2.0], True),
+    ("{1: (2,)}", {"1": [2]}, True),
+    ("[True]", [1], False),
+    ("{1, 2}", [1, 2], False),
+    ("'1'", 1, False),
+    ("float('nan')", 1, False),
+]
+
+
+@pytest.mark.parametrize(("returned", "expected", "passes"), JSON_CALLS)
+def test_results_may_be_compared_as_json_would_have_them(returned: str, expected: Any, passes: bool, sandbox: Sandbox) -> None:
+    result = verdict(calls(([0], expected), match="json"), f"def f(x):\n    return {returned}", sandbox)
+    assert result.reward == float(passes)
+
+
+def test_answers_that_were_given_before_the_job_died_count(sandbox: Sandbox) -> None:
+    task = calls(*(([x], "x" * 30_000) for x in range(9)), ([9], 0), credit="fraction")
+    code = "import os\ndef f(x):\n    if x == 9: os._exit(0)\n    return 'x' * 30_000"
+    assert verdict(task, code, sandbox).passed == 9
 
 
 def test_a_prefilled_answer_is_completed(sandbox: Sandbox) -> None:

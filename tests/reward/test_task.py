@@ -55,6 +55,13 @@ def test_a_stdio_task_is_read() -> None:
         ({**CALLS, "credit": "half"}, "credit: 'half'"),
         ({**CALLS, "tolerance": "no"}, "tolerance"),
         ({**CALLS, "setup": 3}, "setup"),
+        ({**CALLS, "setup": "\0"}, "setup"),
+        ({**CALLS, "match": "loosely"}, "match: 'loosely' is not known"),
+        ({**CALLS, "cpu_limit_s": float("nan")}, "above 0"),
+        ({**CALLS, "tests": [{"expected": {"__int__": "x"}}]}, "expected: bad __int__"),
+        ({"kind": "asserts", "tests": ["\0"]}, "not Python"),
+        ({"kind": "asserts", "tests": ["assert " + "(" * 5000 + ")" * 5000]}, "not Python"),
+        ({"kind": "asserts", "tests": ["assert f() == " + "[" * 3000 + "]" * 3000]}, "not Python"),
     ],
 )
 def test_a_wrong_task_is_told_where_and_what(data: Any, message: str) -> None:
