@@ -69,6 +69,8 @@ class Job:
         """The job's next frame, as it came; or how the job ended instead. With a `partner`, which it talks to meanwhile and
         which has the same allowance, that may also be how the partner had to be ended; then neither runs any more. A partner
         that ends by itself is for the job to notice."""
+        if (frame := self.take_frame()) is not None:
+            return frame
         ending, culprit = self._pump(allowance, frame=True, partner=partner)
         frame = self.take_frame()
         if frame is not None and ending is None:
@@ -87,9 +89,13 @@ class Job:
     def stop(self) -> End:
         return self._finish(Ending.STOPPED)
 
+    def has_frame(self) -> bool:
+        """Whether a frame has already arrived."""
+        return len(self._incoming) >= 4 and len(self._incoming) >= 4 + self._frame_bytes()
+
     def take_frame(self) -> bytes | None:
         """A frame that has already arrived."""
-        if not self._has_frame():
+        if not self._pid or not self.has_frame():
             return None
         length = self._frame_bytes()
         frame = bytes(self._incoming[4 : 4 + length])
@@ -122,7 +128,7 @@ class Job:
         while True:
             if self.is_over:
                 self._drain(time.monotonic() + EXIT_S)  # it may have said more than one thing before its end
-            if (frame and self._has_frame()) or self.is_over:
+            if (frame and self.has_frame()) or self.is_over:
                 return None, self
             for job, before_s in zip(jobs, cpu_began_s, strict=True):
                 if job.cpu_s() - before_s > allowance.cpu_s:
@@ -212,19 +218,15 @@ class Job:
             return
         self._incoming += data
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        self._pid = _peer_process(ancillary)
         message = json.loads(self.take_frame() or b"{}")
-        pid = _peer_process(ancillary)
-        if "confined" not in message or not pid:
+        if "confined" not in message or not self._pid:
             self._finish(Ending.STOPPED)
             raise SandboxUnavailable(f"a job could not be confined: {message.get('unconfined', 'no process id')}")
-        self._pid = pid
 
     def _frame_bytes(self) -> int:
         """The announced length of the next frame; 0 where none has begun."""
         return int(struct.unpack("<I", self._incoming[:4])[0]) if len(self._incoming) >= 4 else 0
-
-    def _has_frame(self) -> bool:
-        return len(self._incoming) >= 4 and len(self._incoming) >= 4 + self._frame_bytes()
 
     def _finish(self, ending: Ending) -> End:
         """Makes sure that the job is dead, collects what it left, and gives up everything held for it."""
