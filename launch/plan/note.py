@@ -13,19 +13,22 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from launch.plan.__main__ import run
 
 BLOCK = re.compile(r"^```console\n\$ python -m (\S+) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^(?=## )", re.MULTILINE)
-NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w])")
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+FORMATS = re.compile(r"\b(?:fp|bf)\d+\b")
 LIST_MARK = re.compile(r"^\s*\d+\. ", re.MULTILINE)
 LINK = re.compile(r"\]\([^)]*\)")
 OURS = "launch.plan"
 TIMEOUT_S = 900.0
 
 
+@cache
 def output_of(module: str, arguments: str) -> str:
     """What the command prints."""
     if module == OURS:
@@ -60,7 +63,8 @@ def stray_numbers(note: str) -> list[str]:
 
 
 def _spaced(text: str) -> str:
-    """`15.6h`, `TP8` and `S=3` hold numbers too; units and names are set apart from them."""
+    """`15.6h` and `TP8` hold numbers too: letters are set apart from them. Number formats are names."""
+    text = FORMATS.sub("", text)
     return re.sub(r"(?<=\d)(?=[^\W\d_])|(?<=[^\W\d_])(?=\d)", " ", text)
 
 

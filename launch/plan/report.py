@@ -118,6 +118,7 @@ def summary(study: Study) -> str:
         return (name, *(value(plan) for plan in study.best.values()))
 
     rows = [
+        row("GPUs", lambda p: f"{p.training.layout.gpus} train, {p.generation.fleet.gpus} generate, of {p.speed.cluster.gpus}"),
         row("trainer", lambda p: f"{p.trainer_nodes} nodes, {p.training.layout}"),
         row("fleet", lambda p: f"{p.generation.fleet.gpus // p.speed.cluster.gpus_per_node} nodes, {p.generation.fleet}"),
         row("max_staleness", lambda p: str(p.max_staleness)),

@@ -24,10 +24,8 @@ def test_command_prints_both_sets_of_assumptions_side_by_side() -> None:
     assert "fewest GPUs for 48 h" in text
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "what_if"])  # slow: the design note's test runs it
 def test_every_section_prints_something(section: str) -> None:
-    if section == "what_if":
-        pytest.skip("takes seconds; the design note's test runs it")
     text = run(["experiment=kestrel_256", f"plan.show=[{section}]"])
     assert len(text.splitlines()) >= 3
     assert not re.search(r"\b(nan|inf|None)\b", text)
