@@ -40,6 +40,7 @@ VERL = "verl==0.9.1"
 TIMEOUT_S = 2  # of one attack, in graders that count wall time
 PR_SET_CHILD_SUBREAPER = 36
 STUCK_S = 25.0  # a grader that says nothing for so long has been beaten
+READY = b"r"
 PYTHON = os.path.realpath(sys.executable)
 KINDS = {
     "plain subprocess": "stdio",
@@ -278,11 +279,12 @@ def stdio_job(name: str, code: str, stdin: str, stdout: str) -> Job:
     )
 
 
-def container() -> list[str]:
+def container(verl: str) -> list[str]:
     """Around a grader that is under attack."""
     bwrap = bwrap_command()[0]
     inner = [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    inner += ["--size", str(256 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp", "--"]
+    inner += ["--size", str(256 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    inner += [*(("--ro-bind", verl, verl) if verl else ()), "--"]
     as_nobody = [sys.executable, str(ROOT / "tests/reward/as_ordinary_user.py")] if os.geteuid() == 0 else []
     return [*as_nobody, *inner]
 
@@ -299,7 +301,7 @@ def attack(name: str, which: str, verl: str) -> list[str]:
     at = 0
     while at < len(jobs):
         command = [sys.executable, __file__, "--grader", name, "--attack", which, "--from", str(at), "--verl", verl]
-        held = [] if name.startswith("ours") else container()
+        held = [] if name.startswith("ours") else container(verl)
         process = subprocess.Popen(
             [*held, *command],
             stdout=-1,
@@ -321,6 +323,8 @@ def attack(name: str, which: str, verl: str) -> list[str]:
 
 def answers(process: "subprocess.Popen[bytes]", count: int) -> Iterator[bool]:
     assert process.stdout is not None
+    if os.read(process.stdout.fileno(), 1) != READY:
+        raise SystemExit("a grader did not start in its container")
     for _ in range(count):
         ready, _, _ = select.select([process.stdout], [], [], STUCK_S)
         answer = os.read(process.stdout.fileno(), 1) if ready else b""
@@ -339,6 +343,7 @@ def run_one(arguments: argparse.Namespace) -> None:
     with grader(arguments.grader, arguments.verl) as (verdict, cpu_s):
         if arguments.attack:
             jobs = (cheat_jobs if arguments.attack == "cheats" else hostile_jobs)(KINDS[arguments.grader])
+            os.write(answer_fd, READY)
             for job in jobs[arguments.start :]:
                 os.write(answer_fd, b"1" if verdict(job) else b"0")
             return
