@@ -5,7 +5,7 @@ field cannot tell alone is checked by `check()`, before any process starts.
 """
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 
 from omegaconf import MISSING
 
@@ -76,7 +76,7 @@ class RolloutConfig:
     max_total_tokens: int = 0  # KV cache of an engine, in tokens; 0: what the memory allows (on a GPU)
     lease_s: float = 30.0  # a worker or judge not heard for so long loses its leases
     request_s: float = 600.0  # deadline of one engine call
-    engine_start_s: float = 300.0
+    engine_start_s: float = 600.0  # from its start to its first token
     engine_restarts: int = 20  # of one worker's engine, before the worker gives up
     engine_args: list[str] = field(default_factory=list)  # further arguments of sglang.launch_server
 
@@ -105,8 +105,8 @@ class TrainerConfig:
     save_hf: bool = True  # the last weights as a Hugging Face folder in the run's folder
     push_bucket_bytes: int = 512 * 1024 * 1024
     push_s: float = 120.0  # deadline of one weight push
-    stall_s: float = 600.0  # a batch that does not come for so long ends the run
-    collective_s: float = 600.0  # deadline of a collective
+    stall_s: float = 900.0  # a batch that does not come for so long ends the run
+    collective_s: float = 1200.0  # deadline of a collective
     wandb_project: str = ""  # "": no Weights & Biases
 
 
@@ -206,6 +206,17 @@ POSITIVE = (
     "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",
     "plan.compute_fraction", "plan.bandwidth_fraction",
 )  # fmt: skip
+FINITE = (*POSITIVE, "algo.kl_coef", "trainer.weight_decay")
+WITHIN = {  # at least, below
+    "trainer.adam_beta1": (0.0, 1.0),
+    "trainer.adam_beta2": (0.0, 1.0),
+    "trainer.min_lr_fraction": (0.0, 1.000001),
+    "algo.clip_low": (0.0, 1.000001),
+    "algo.max_drops_per_step": (0, 2**31),
+    "trainer.seed": (0, 2**31),
+    "data.seed": (0, 2**31),
+    "cluster.base_port": (0, 65_000),
+}
 
 
 def check(config: RunConfig) -> None:
@@ -224,8 +235,34 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so it must be one path component")
     if not config.data.train:
         raise ConfigError("data.train is empty: name at least one JSONL file of problems")
+    for key in FINITE:
+        if not isfinite(value := _get(config, key)):
+            raise ConfigError(f"{key}={value}: must be a finite number")
+    for key, (low, high) in WITHIN.items():
+        if not low <= (value := _get(config, key)) < high:
+            raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
     _check_algorithm(config)
     _check_lengths(config)
+    _check_deadlines(config)
+
+
+FIXED = (
+    "algo.groups_per_step",
+    "algo.completions_per_group",
+    "rollout.max_staleness",
+    "rollout.window",
+    "rollout.max_completion_tokens",
+)
+"""What the ledger of a run was begun with and cannot change."""
+
+
+def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
+    """Refuses to go on with a run under another contract. Raises ConfigError."""
+    for key in FIXED:
+        if (before := _get(stored, key)) != (after := _get(resumed, key)):
+            raise ConfigError(
+                f"{key}={after}: the run was begun with {before}, which its ledger holds to; start a new run for that"
+            )
 
 
 def _check_algorithm(config: RunConfig) -> None:
@@ -246,11 +283,33 @@ def _check_algorithm(config: RunConfig) -> None:
             f"rollout.window={rollout.window} costs {window_versions} version(s) of lead (window / algo.groups_per_step, rounded "
             f"up), more than rollout.max_staleness={rollout.max_staleness}: make the window smaller or the staleness larger"
         )
+    updates = config.trainer.steps * algo.minibatches
+    if config.trainer.warmup_steps >= updates:
+        raise ConfigError(
+            f"trainer.warmup_steps={config.trainer.warmup_steps} must be below the run's {updates} optimizer steps "
+            f"(trainer.steps x algo.minibatches)"
+        )
+    if algo.kl_coef > 0 and algo.kl_estimator == "k1":
+        raise ConfigError(
+            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it regularises nothing: choose k2 or k3"
+        )
     if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
         raise ConfigError(
             "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
             "choose truncate or mask, or set rollout.max_staleness=0"
         )
+
+
+def _check_deadlines(config: RunConfig) -> None:
+    """A wait within a wait must be the shorter one."""
+    trainer, rollout = config.trainer, config.rollout
+    for shorter, short_s, longer, long_s, why in (
+        ("trainer.push_s", trainer.push_s, "trainer.collective_s", trainer.collective_s, "all ranks wait for a push"),
+        ("trainer.stall_s", trainer.stall_s, "trainer.collective_s", trainer.collective_s, "all ranks wait while rank 0 does"),
+        ("rollout.engine_start_s", rollout.engine_start_s, "trainer.stall_s", trainer.stall_s, "a batch waits for the engines"),
+    ):
+        if short_s >= long_s:
+            raise ConfigError(f"{shorter}={short_s:g} must be below {longer}={long_s:g}: {why}")
 
 
 def _check_lengths(config: RunConfig) -> None:

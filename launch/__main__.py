@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.load import read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
-from conf.schema import ConfigError, RunConfig
+from conf.schema import ConfigError, RunConfig, check_resumed
 from launch.local import RunFailed
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device
@@ -76,6 +76,7 @@ def _resume(run_dir: Path, overrides: list[str]) -> None:
     merged = OmegaConf.merge(stored, OmegaConf.from_dotlist(kept))
     assert isinstance(merged, DictConfig)
     config = to_run_config(merged)
+    check_resumed(read_run(run_dir), config)
     config.output, config.name, config.resume = str(run_dir.parent), run_dir.name, str(run_dir)
     _run(config, resumed=True)
 

@@ -174,6 +174,8 @@ class _Context:
 
     def env(self, share_gpus: tuple[int, ...] = ()) -> dict[str, str]:
         env = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # Megatron and torch warn on every rank, at import already, about what only they can change.
+        env["PYTHONWARNINGS"] = "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning"
         if self.config.cluster.device == "cpu":
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
             if self.alone:

@@ -15,6 +15,7 @@ from typing import Any
 
 from conf.schema import ConfigError, RunConfig
 from reward.task import TaskError, parse_task
+from rollout.prompts import ProblemError, read_problems
 
 REMOTE_DATA = "hf://"
 LOCK_FILE = ".lock"
@@ -64,42 +65,23 @@ def check_shape(config: RunConfig, shape: dict[str, Any]) -> None:
 
 def check_data(config: RunConfig) -> None:
     """Every line of every file is a problem that can be asked and graded. Raises ConfigError with file and line."""
-    for key, paths in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
-        for path in paths:
-            if not path.startswith(REMOTE_DATA):
-                _check_problems(key, Path(path))
+    for key, sources in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
+        if local := [source for source in sources if not source.startswith(REMOTE_DATA)]:
+            _check_problems(key, local)
 
 
-def _check_problems(key: str, path: Path) -> None:
+def _check_problems(key: str, sources: list[str]) -> None:
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{key}: cannot read {path}: {reason}") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise ConfigError(f"{key}: {path} holds no problems")
-    for number, line in lines:
+        problems = read_problems(sources)
+    except ProblemError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if not problems:
+        raise ConfigError(f"{key}: no problems in {', '.join(sources)}")
+    for problem in problems:
         try:
-            problem = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{key}: {path}, line {number}: broken JSON: {error}") from error
-        if what := _what_is_wrong(problem):
-            raise ConfigError(f"{key}: {path}, line {number}: {what}")
-
-
-def _what_is_wrong(problem: object) -> str:
-    if not isinstance(problem, dict):
-        return "must be an object"
-    if not problem.get("id"):
-        return "has no id"
-    if not problem.get("prompt") and not problem.get("messages"):
-        return f"problem {problem['id']!r} has neither prompt nor messages"
-    try:
-        parse_task(problem.get("task", ""))
-    except TaskError as error:
-        return f"problem {problem['id']!r} cannot be graded: {error}"
-    return ""
+            parse_task(problem.task)
+        except TaskError as error:
+            raise ConfigError(f"{key}: problem {problem.id!r} cannot be graded: {error}") from error
 
 
 def check_extras(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -83,6 +84,9 @@ def check_finished(run: Path, steps: int) -> None:
     lines = [line for line in metrics(run) if line["step"] > 0]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert max(line["lag/max_versions"] for line in lines) <= 2
+    assert fmean(m for line in lines if (m := line.get("mismatch/same_version_abs_logprob"))) < 1e-4
+    assert sum(line["trajectories/multi_version"] for line in lines) > 0
+    assert sum(line["trajectories/resumed"] for line in lines) > 0
     status = json.loads((run / "summary.json").read_text())["queue"]["ledger"]
     assert status["trained_tokens"] == sum(line["tokens/trained"] for line in lines)
     assert status["waiting_tokens"] == 0 and not status["dropped_groups"]

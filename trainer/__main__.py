@@ -7,7 +7,6 @@ from the run's newest checkpoint, or from the model's folder, and exits with 0 o
 import argparse
 import json
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from conf.schema import ConfigError, RunConfig
 from rollout.client import QueueClient, QueueError
 from rollout.keys import KeysError, RunKeys
 from trainer import checkpoint, hf_weights, parallel
-from trainer.control import Control
+from trainer.control import Control, LeaderFailed
 from trainer.feed import Feed
 from trainer.metrics import MetricsWriter
 from trainer.policy import TrainingError, load_policy
@@ -34,7 +33,9 @@ class Trainer:
         self.mesh = parallel.initialize(Layout(tp=trainer.tp, pp=trainer.pp), seed=trainer.seed, timeout_s=trainer.collective_s)
         self.control = Control(timeout_s=trainer.collective_s)
         keys = RunKeys.load(run_dir)
-        self.queue = QueueClient(queue_endpoint, keys, name="trainer") if self.control.is_leader else None
+        self.queue = (
+            QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if self.control.is_leader else None
+        )
         self.policy = load_policy(config, self.mesh)
         if config.algo.kl_coef > 0:
             self.policy.remember_reference()
@@ -118,13 +119,18 @@ class Trainer:
     def settle(self, ended: Sequence[checkpoint.Saved]) -> None:
         for saved in ended:
             if saved.failure is None:
-                self.feed.durable(saved.version)
+                # What the oldest kept checkpoint needs stays: it may be the one to go on from.
+                oldest = self.control.share(int, lambda: checkpoint.complete(self.checkpoints.folder)[0][0])
+                self.feed.durable(oldest)
             elif self.control.is_leader:
                 print(f"trainer: the checkpoint of version {saved.version} failed: {saved.failure}", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         """The last checkpoint is waited for: a run that exits with 0 has saved its weights."""
-        ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
+        try:
+            ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
+        except TimeoutError as error:
+            raise TrainingError(f"the last checkpoint is not written after {self.config.trainer.collective_s:g} s") from error
         self.settle(ended)
         if failures := [saved.failure for saved in ended if saved.failure is not None]:
             raise TrainingError(f"the last checkpoint could not be written: {failures[-1]}")
@@ -147,10 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--queue", required=True, help="the queue server, as tcp://host:port")
     parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
     options = parser.parse_args(arguments)
-    # Megatron and torch warn on every rank about interfaces that only Megatron can change.
-    warnings.filterwarnings("ignore", module="megatron|torch")
     try:
         Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
+    except LeaderFailed:  # rank 0 says why
+        return 1
     except (ConfigError, KeysError, ModelError, QueueError, TrainingError) as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return 1

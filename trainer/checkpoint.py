@@ -50,6 +50,7 @@ from trainer.spec import ModelError
 
 _NAME = re.compile(r"version-(\d+)")
 _PARTIAL = ".partial"
+_MOST_MESSAGE_BYTES = 2048
 _RECORD = "kestrel.json"
 _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  # the run's configuration decides these
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
@@ -354,6 +355,11 @@ def _any_rank(flag: bool, mesh: Mesh) -> bool:
 
 
 def _from_rank_0(failure: str | None, mesh: Mesh) -> str | None:
-    told: list[str | None] = [failure]
-    dist.broadcast_object_list(told, src=0, device=mesh.device)
-    return told[0]
+    """What rank 0 says, on every rank."""
+    message = (failure or "").encode()[:_MOST_MESSAGE_BYTES]
+    told = torch.zeros(_MOST_MESSAGE_BYTES, dtype=torch.uint8)
+    if mesh.rank == 0 and message:
+        told[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    told = told.to(mesh.device)
+    dist.broadcast(told, src=0)
+    return told.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") or None

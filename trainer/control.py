@@ -13,7 +13,12 @@ import torch.distributed as dist
 
 from rollout import wire
 
+FAILED = -1  # sent in place of a size
 T = TypeVar("T")
+
+
+class LeaderFailed(RuntimeError):
+    """Rank 0 raised instead of answering; it says why."""
 
 
 class Control:
@@ -24,15 +29,24 @@ class Control:
         self.is_leader = dist.get_rank() == 0
 
     def share(self, kind: type[T] | Any, make: Callable[[], T]) -> T:
-        """`make()` is called on rank 0 alone; every rank returns its value, which travels as a message of type `kind`."""
+        """`make()` is called on rank 0 alone; every rank returns its value, which travels as a message of type `kind`.
+
+        If it raises, so do the others: LeaderFailed, instead of waiting for a value that never comes.
+        """
         if self.is_leader:
-            value = make()
-            payload = torch.from_numpy(np.frombuffer(bytearray(wire.pack(value)), dtype=np.uint8))
+            try:
+                value = make()
+                payload = torch.from_numpy(np.frombuffer(bytearray(wire.pack(value)), dtype=np.uint8))
+            except BaseException:  # whatever it is, it goes on from here: the others only have to hear of it
+                dist.broadcast(torch.tensor([FAILED]), src=0, group=self._group)
+                raise
             dist.broadcast(torch.tensor([len(payload)]), src=0, group=self._group)
             dist.broadcast(payload, src=0, group=self._group)
             return value
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, src=0, group=self._group)
+        if int(size) == FAILED:
+            raise LeaderFailed("rank 0 failed; the reason stands in its output")
         payload = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(payload, src=0, group=self._group)
         return wire.unpack(kind, payload.numpy().tobytes())

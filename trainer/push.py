@@ -6,14 +6,14 @@ while rank 0 has the engines receive them, each through one conversation (`_rece
     engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ end(version) · continue
     source s                  │         broadcast(bucket 0) … broadcast(bucket m), the next one gathered meanwhile
 
-Every step has a deadline. An engine that fails any of them does not hold the version: the report names it, its worker starts it
-again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
+One deadline holds for all of it. An engine that fails any step does not hold the version: the report names it, its worker starts
+it again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
 """
 
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,8 @@ from trainer.spec import Layout, ModelSpec
 
 GENERATIONS = 8
 """A group made again listens on another port, since the last one may still be closing; after so many the first serves again."""
+
+LAST_CALL_S = 1.0  # what a call still gets when the push's time is over
 
 Bucket = tuple[HfTensor, ...]
 
@@ -170,30 +172,36 @@ class Pusher:
         mesh = self._policy.mesh
         if not mesh.is_weight_replica_zero:
             return True
-        try:
-            if mesh.is_weight_source and join:
-                group = self._groups[mesh.stage]
-                self._mine = weight_group.join(
-                    group.address,
-                    group.port,
-                    rank=0,
-                    world_size=group.world_size,
-                    group_name=group.name,
-                    timeout_s=self._deadline_s,
-                    backend=group.backend,
-                )
-            broadcast: dist.Work | None = None
-            for bucket in self._flat_buckets():
-                if broadcast is not None:
-                    broadcast.wait()
-                if bucket is not None:
+        if mesh.is_weight_source and join:
+            self._mine = self._joined(self._groups[mesh.stage])
+        broken = mesh.is_weight_source and self._mine is None
+        broadcast: dist.Work | None = None
+        # All buckets are gathered even when the group is broken: the ranks of the stage gather in lock-step.
+        for bucket in self._flat_buckets():
+            broken = broken or not _arrived(broadcast)
+            broadcast = None
+            if bucket is not None and not broken:
+                try:
                     broadcast = dist.broadcast(bucket, group_src=0, group=self._mine, async_op=True)
-            if broadcast is not None:
-                broadcast.wait()
-        except RuntimeError as error:  # gloo's and NCCL's, and a group that could not be made
-            print(f"push: stage {mesh.stage} could not send: {error}", flush=True)
-            return False
-        return True
+                except RuntimeError as error:
+                    print(f"push: a broadcast failed: {error}", flush=True)
+                    broken = True
+        return _arrived(broadcast) and not broken
+
+    def _joined(self, group: _Group) -> dist.ProcessGroup | None:
+        try:
+            return weight_group.join(
+                group.address,
+                group.port,
+                rank=0,
+                world_size=group.world_size,
+                group_name=group.name,
+                timeout_s=self._deadline_s,
+                backend=group.backend,
+            )
+        except weight_group.WeightGroupError as error:  # some engine did not come
+            print(f"push: {error}", flush=True)
+            return None
 
     def _verify(self, engines: "_Engines", present: Sequence[EngineInfo]) -> None:
         """The first push to an engine is believed only once its checksums are those of the trainer's weights."""
@@ -228,12 +236,25 @@ class Pusher:
                 yield None
 
 
+def _arrived(broadcast: dist.Work | None) -> bool:
+    """Waits for a broadcast; False when the group broke under it, since some engine is gone."""
+    if broadcast is None:
+        return True
+    try:
+        broadcast.wait()
+    except RuntimeError as error:  # gloo's and NCCL's
+        print(f"push: a broadcast failed: {error}", flush=True)
+        return False
+    return True
+
+
 class _Engines:
     """Rank 0's conversations with all engines of one push, in a thread of their own. On the other ranks it is empty."""
 
     def __init__(self, engines: Sequence[EngineInfo], api_key: str, deadline_s: float) -> None:
+        """deadline_s: of the whole push; each call gets what is left of it."""
         self._by_url = {e.url.rstrip("/"): e for e in engines}
-        self._deadline_s = deadline_s
+        self._ends_s = time.monotonic() + deadline_s
         self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
         self._receiving: Mapping = {}
         self.failed: dict[str, str] = {}
@@ -246,7 +267,7 @@ class _Engines:
 
     def pause(self) -> Sequence[EngineInfo]:
         """Has all engines stand still and forget their KV cache; returns those that did."""
-        self._settle(self._fleet.submit(lambda client: _pause(client, self._deadline_s)))
+        self._settle(self._fleet.submit(lambda client: _pause(client, self._left_s)))
         return [self._by_url[url] for url in self._fleet.clients]
 
     def start_receiving(
@@ -264,10 +285,10 @@ class _Engines:
 
         async def conversation(client: EngineClient) -> None:
             for group in leave.get(self._by_url[client.url].id, ()):
-                await client.destroy_push_group(group.name, deadline_s=self._deadline_s)
+                await client.destroy_push_group(group.name, deadline_s=self._left_s())
             if join:
-                await _join(client, groups, offsets[client.url], self._deadline_s)
-            await _receive(client, groups, plan, version, self._deadline_s)
+                await _join(client, groups, offsets[client.url], self._left_s)
+            await _receive(client, groups, plan, version, self._left_s)
 
         self._receiving = self._fleet.submit(conversation)
 
@@ -281,12 +302,15 @@ class _Engines:
         async def check(client: EngineClient) -> None:
             if self._by_url[client.url].id not in ids:
                 return
-            held = await client.checksum(deadline_s=self._deadline_s)
+            held = await client.checksum(deadline_s=self._left_s())
             for rank, (ours, theirs) in enumerate(zip(expected, held, strict=True)):
                 if wrong := [name for name, value in ours.items() if theirs.get(name) != value]:
                     raise EngineError(f"engine {client.url}, rank {rank}: other weights than were pushed: {', '.join(wrong[:5])}")
 
         self._settle(self._fleet.submit(check))
+
+    def _left_s(self) -> float:
+        return max(self._ends_s - time.monotonic(), LAST_CALL_S)
 
     def _settle(self, calls: Mapping) -> None:
         """Waits for the calls; engines whose call failed are left out from here on."""
@@ -298,12 +322,12 @@ class _Engines:
                 self._fleet.remove(url)
 
 
-async def _pause(client: EngineClient, deadline_s: float) -> None:
-    await client.pause("retract", deadline_s=deadline_s)
-    await client.flush_cache(deadline_s=deadline_s)
+async def _pause(client: EngineClient, left_s: Callable[[], float]) -> None:
+    await client.pause("retract", deadline_s=left_s())
+    await client.flush_cache(deadline_s=left_s())
 
 
-async def _join(client: EngineClient, groups: Sequence[_Group], rank_offset: int, deadline_s: float) -> None:
+async def _join(client: EngineClient, groups: Sequence[_Group], rank_offset: int, left_s: Callable[[], float]) -> None:
     """Stage by stage: an engine that joined them in another order than its neighbour would wait for ever."""
     for group in groups:
         await client.init_push_group(
@@ -313,14 +337,14 @@ async def _join(client: EngineClient, groups: Sequence[_Group], rank_offset: int
             world_size=group.world_size,
             group_name=group.name,
             backend=group.backend,
-            deadline_s=deadline_s,
+            deadline_s=left_s(),
         )
 
 
 async def _receive(
-    client: EngineClient, groups: Sequence[_Group], plan: Sequence[Sequence[Bucket]], version: int, deadline_s: float
+    client: EngineClient, groups: Sequence[_Group], plan: Sequence[Sequence[Bucket]], version: int, left_s: Callable[[], float]
 ) -> None:
-    await client.begin_weight_update(deadline_s=deadline_s)
+    await client.begin_weight_update(deadline_s=left_s())
     for group, buckets in zip(groups, plan, strict=True):
         for bucket in buckets:
             await client.receive_bucket(
@@ -328,7 +352,7 @@ async def _receive(
                 [weight_group.dtype_name(t.dtype) for t in bucket],
                 [t.shape for t in bucket],
                 group_name=group.name,
-                deadline_s=deadline_s,
+                deadline_s=left_s(),
             )
-    await client.end_weight_update(version, deadline_s=deadline_s)
-    await client.continue_(deadline_s=deadline_s)
+    await client.end_weight_update(version, deadline_s=left_s())
+    await client.continue_(deadline_s=left_s())

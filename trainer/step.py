@@ -59,7 +59,7 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
         for minibatch in mine:
             norm, learning_rate = policy.update([next(examples) for _ in minibatch], means)
             norms.append(norm)
-    packed_tokens = sum(len(m.tokens) for rank in minibatches[0].microbatches for m in rank) * len(minibatches)
+    packed_tokens = sum(len(m.tokens) for minibatch in minibatches for rank in minibatch.microbatches for m in rank)
     return means.reduce() | {
         "grad_norm": float(np.mean(norms)),
         "learning_rate": learning_rate,
