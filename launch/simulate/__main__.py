@@ -65,14 +65,15 @@ def _one_run(config: RunConfig, options: Options, out: Path) -> int:
     _write_json(out / "report.json", {**report.to_json(), "hours_for_all_steps": report.hours_for(config.trainer.steps)})
     write_timeline(result, out / "timeline.json", detail_s=options.timeline_hours * HOUR_S)
     write_page(result, report, out / "plot.html", steps=config.trainer.steps)
-    print(f"{out}/report.json, timeline.json (open in https://ui.perfetto.dev), plot.html")
+    made = f"{out}/report.json, timeline.json (open in https://ui.perfetto.dev), plot.html"
+    print(f"{made}; simulated in {result.cpu_s:.0f} CPU s", file=sys.stderr)
     return 0
 
 
 def _compare(config: RunConfig, options: Options, out: Path) -> int:
     rows = compare_and_show(config, options, lambda line: print(line, flush=True))
     _write_json(out / "compare.json", [to_json(row) for row in rows])
-    print(f"\n{out}/compare.json")
+    print(f"{out}/compare.json", file=sys.stderr)
     return 0
 
 

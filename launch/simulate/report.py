@@ -150,7 +150,7 @@ def text(report: Report, *, steps: int) -> str:
     step_s, longest = report.step_s, report.longest_s
     lags = {str(lag): part for lag, part in report.lag_fractions.items()}
     lines = [
-        f"{report.name}: {report.hours_for(steps):.1f} h for {steps} steps; {report.steps} simulated in {report.cpu_s:.0f} CPU s",
+        f"{report.name}: {report.hours_for(steps):.1f} h for {steps} steps; {report.steps} simulated",
         f"step            mean {step_s['mean']:.1f} s, " + ", ".join(f"{k} {step_s[k]:.1f}" for k in ("median", "p90", "max")),
         f"trainer         {_shares(report.trainer)}",
         f"engines         {_shares(report.engines)}; {report.running_sequences:.1f} sequences run in one that decodes",

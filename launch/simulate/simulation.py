@@ -19,6 +19,7 @@ from launch.simulate.trainer import SimulationError, Step, Trainer
 from rollout.ledger import Ledger
 
 SAMPLE_S = 10.0
+STALLED_S = 6 * 3600.0  # nothing admitted, sampled, graded or published for so long: nothing ever will be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +77,8 @@ class _Run:
         self._trainer = Trainer(self._events, self._ledger, self._fleet, scenario)
         self._samples: list[Sample] = []
         self._failures: list[Failure] = []
+        self._progress: tuple[float, ...] = ()
+        self._progress_s = 0.0
 
     def result(self) -> Result:
         began_s = time.process_time()
@@ -83,7 +86,7 @@ class _Run:
         self._events.at(0.0, self._sample)
         self._trainer.begin()
         if not self._events.run():
-            raise SimulationError(f"nothing can move after {self._events.now_s:.0f} s: {self._ledger.summary()}")
+            raise SimulationError(f"nothing is left to happen after {self._events.now_s:.0f} s: {self._ledger.summary()}")
         trainer, fleet, state = self._trainer, self._fleet, self._ledger.state
         counts = state.counts()
         return Result(
@@ -113,6 +116,11 @@ class _Run:
 
     def _sample(self, _: int, __: object) -> None:
         judges, state = self._fleet.judges, self._ledger.state
+        progress = (state.admitted, state.version, state.steps_taken, judges.busy_s, sum(e.tokens for e in self._fleet.engines))
+        if progress != self._progress:
+            self._progress, self._progress_s = progress, self._events.now_s
+        elif self._events.now_s - self._progress_s > STALLED_S:
+            raise SimulationError(f"nothing moves since {self._progress_s:.0f} s of simulated time: {self._ledger.summary()}")
         self._samples.append(
             Sample(
                 time_s=self._events.now_s,

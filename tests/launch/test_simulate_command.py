@@ -1,0 +1,222 @@
+"""The simulator's command: the job of 256 GPUs, the files it leaves, its comparison, and a real run's second half."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import ConfigError, RunConfig
+from launch.simulate import measured
+from launch.simulate.__main__ import _config as composed
+from launch.simulate.__main__ import main
+from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
+from launch.simulate.measured import from_run, table
+from launch.simulate.options import Options, scenario_of
+from launch.simulate.report import report_of
+from launch.simulate.scenario import Scenario
+from launch.simulate.simulation import simulate
+from launch.simulate.timeline import trace_events
+from launch.simulate.trainer import Step
+
+DEBUG_RUN = Path(__file__).with_name("data") / "debug_run"
+SMALL = (
+    "experiment=kestrel_256", "algo.groups_per_step=16", "rollout.engines=4", "rollout.concurrency=8", "trainer.steps=10",
+    "trainer.dp=1", "trainer.pp=2", "cluster.nodes=4", "trainer.checkpoint_every=4", "plan.sandbox_cores=32",
+)  # fmt: skip
+
+
+def kestrel(*overrides: str, **options: object) -> Scenario:
+    return scenario_of(composed(["experiment=kestrel_256", *overrides]), Options(**options))  # type: ignore[arg-type]
+
+
+def small() -> RunConfig:
+    return composed(SMALL)
+
+
+# The job's figures, by hand.
+
+
+def test_stated_speeds_are_the_sheet_s_arithmetic() -> None:
+    scenario = kestrel(assumptions="stated")
+    engine = scenario.fleets[0].speeds
+    bandwidth = 4 * 3.35e12 * 0.75
+    assert engine.decode_s[1] == pytest.approx(64e9 / bandwidth)  # 6.4 ms to read the weights
+    assert engine.decode_s_per_context_token == pytest.approx(262_144 / bandwidth)
+    tokens = 4096 * (1200 + 2500)
+    step_s = tokens * (scenario.trainer.train_s_per_token + 2 * scenario.trainer.old_logprob_s_per_token)
+    least_s = 10 * 32e9 * tokens / (128 * 989e12 * 0.4)  # 6 N to train, 2 N for each pass of log-probs
+    assert least_s < step_s < 1.5 * least_s  # attention, bubble, padding and communication on top
+    assert scenario.trainer.checkpoint_write_s == pytest.approx(448e9 / 20e9)
+
+
+def test_the_ledger_s_rules_are_the_configured_ones() -> None:
+    rules = kestrel("rollout.window=64", "rollout.max_staleness=3", steps=7).rules
+    assert (rules.groups_per_step, rules.max_staleness, rules.window, rules.total_steps) == (512, 3, 64, 7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "message"),
+    [
+        (("rollout.engines=33",), {}, "need 260 GPUs"),
+        (("rollout.engine_tp=1",), {}, "take a larger rollout.engine_tp"),
+        ((), {"assumptions": "hoped"}, "simulate.assumptions='hoped': choose one of stated, calibrated"),
+        ((), {"push": "never"}, "simulate.push='never'"),
+        ((), {"tail_engines": 32}, "leaves none of the 32 engines"),
+        ((), {"steps": -1}, "simulate.steps=-1"),
+        (("plan.completion_tokens=20000",), {}, "plan.completion_tokens=20000"),
+        (("plan.prompt_tokens=5000",), {}, "plan.prompt_tokens=5000"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_the_value(
+    overrides: tuple[str, ...], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kestrel(*overrides, **options)
+
+
+# The command.
+
+
+def test_one_run_prints_its_report_and_leaves_timeline_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, f"simulate.out={tmp_path}", "simulate.failures=false"]) == 0
+    said = capsys.readouterr().out
+    assert "h for 10 steps" in said and "engines" in said
+    assert json.loads((tmp_path / "report.json").read_text())["steps"] == 10
+    assert (tmp_path / "plot.html").read_text().count("<svg") == 4
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} >= {"M", "X", "C"}
+
+
+def test_the_timeline_s_slices_nest_and_follow_one_another() -> None:
+    scenario = scenario_of(small(), Options(failures=False))
+    slices = [event for event in trace_events(simulate(scenario), detail_s=600.0) if event["ph"] == "X"]
+    steps = [event for event in slices if event["name"].startswith("step ")]
+    assert len(steps) == 10
+    for before, after in itertools.pairwise(steps):
+        assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1.0)
+    for phase in slices:
+        assert any(s["ts"] - 1 <= phase["ts"] and phase["ts"] + phase["dur"] <= s["ts"] + s["dur"] + 1 for s in steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate.staleness=2", *SMALL], "simulate.staleness: no such setting; there are assumptions"),
+        (["rollout.max_stalenes=2", *SMALL], "did you mean rollout.max_staleness"),
+        (["compare=maybe", *SMALL], "compare=maybe"),
+        (["from_run=nowhere"], "nowhere is no run's folder"),
+        ([], "choose an experiment"),
+    ],
+)
+def test_a_wrong_command_is_one_clear_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+# The comparison.
+
+
+def test_systems_differ_in_what_they_are_named_for() -> None:
+    by_name = {variant.name: variant for variant in systems(small())}
+    rows = {row.variant.name: row for row in compare(small(), Options(steps=10), list(by_name.values()), in_full=False)}
+    reports = {name: row.report for name, row in rows.items() if row.report is not None}
+    assert len(reports) == 5
+    lags = {name: max(report.lag_fractions) for name, report in reports.items()}
+    assert lags["synchronous, on split GPUs"] == lags["synchronous, in turns on all GPUs"] == 0
+    assert lags["one step off"] == 1
+    assert reports["ours"].trainer["wait for the fleet"] == 0
+    assert rows["ours"].hours < rows["one step off"].hours < rows["synchronous, on split GPUs"].hours
+    assert rows["ours"].hours < rows["asynchronous, no partial rollouts"].hours
+
+
+def test_a_variant_that_cannot_run_says_why_and_the_others_go_on() -> None:
+    wrong = Variant(name="wrong", settings={"rollout.engine_tp": 16}, options={})
+    right = Variant(name="right", settings={}, options={})
+    rows = list(compare(small(), Options(steps=4), [wrong, right], in_full=False))
+    assert rows[0].report is None and "cannot run" in line(rows[0])
+    assert rows[1].report is not None and line(rows[1]).startswith("right")
+
+
+def test_variants_change_one_thing_each_and_leave_out_what_is_so_already() -> None:
+    names = [variant.name for variant in variants(composed(["experiment=kestrel_256"]))]
+    assert len(names) == len(set(names))
+    assert "max_staleness=2" not in names and "max_staleness=1" in names
+    assert {"window=512 max_staleness=2", "segment=1024", "8 long-tail engines"} <= set(names)
+
+
+def test_a_trainer_s_failure_costs_half_a_checkpoint_interval_and_the_restart() -> None:
+    config = small()
+    config.plan.restart_s = 50.0
+    scenario = scenario_of(config, Options(failures=False))
+    baseline = simulate(scenario)
+    step_s = baseline.seconds / 10
+    cost_s = failures_cost_s(scenario, baseline, config.plan.node_mtbf_days * 86_400.0, config)
+    trainer_nodes = scenario.trainer_nodes
+    assert trainer_nodes * (50.0 + 2 * step_s) * 0.7 < cost_s < (trainer_nodes + 4) * (50.0 + 5 * step_s) * 2
+
+
+# A real run.
+
+
+@pytest.mark.slow
+def test_the_first_half_of_a_debug_run_predicts_the_second() -> None:
+    comparison = from_run(DEBUG_RUN)
+    rows = {row.what: row for row in comparison.rows}
+    assert comparison.within, table(comparison)
+    assert abs(rows["step"].error) < 0.2
+    assert rows["trainer idle"].predicted == pytest.approx(rows["trainer idle"].measured, abs=0.1)
+    assert rows["rollout idle"].predicted == pytest.approx(rows["rollout idle"].measured, abs=0.1)
+
+
+@pytest.mark.slow
+def test_what_is_calibrated_is_found_again_in_a_simulated_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose truth is known: a simulated one, written as metrics."""
+    truth = measured.calibrated(measured.read_run(DEBUG_RUN), measured.read_metrics(DEBUG_RUN)[3:25])
+    slower = replace(truth, fleets=tuple(replace(f, speeds=measured._slower(f.speeds, 2.0)) for f in truth.fleets))
+    (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in simulate(slower).steps:
+            file.write(json.dumps(_as_metrics(step, slower)) + "\n")
+    monkeypatch.setattr(measured, "VERDICT_SHARES", (1.0,))
+    comparison = from_run(tmp_path, seed=1)
+    rows = {row.what: row for row in comparison.rows}
+    assert rows["step"].error == pytest.approx(0, abs=0.1)
+    assert rows["trainer idle"].error == pytest.approx(0, abs=0.1)
+
+
+def _as_metrics(step: Step, scenario: Scenario) -> dict[str, float]:
+    engines = scenario.fleets[0].engines
+    lengths = scenario.workload.stream()
+    groups = range((step.step - 1) * scenario.rules.groups_per_step, step.step * scenario.rules.groups_per_step)
+    return {
+        "step": step.step, "time": step.end_s,
+        "time/step_s": step.step_s, "time/wait_batch_s": step.wait_s, "time/old_logprob_s": step.old_logprob_s,
+        "time/ref_logprob_s": step.ref_logprob_s, "time/train_s": step.train_s, "time/push_s": step.push_s,
+        "tokens/trained": step.trained_tokens, "tokens/generated_per_s": step.generated_tokens / step.step_s,
+        "idle/rollout_fraction": step.engine_idle_s / engines / step.step_s,
+        "completion/max_tokens": max(max(lengths[g].completion_tokens) for g in groups),
+        "queue/to_grade": scenario.workload.grading_mean_s * 128 / step.step_s,
+    }  # fmt: skip
+
+
+def test_a_run_too_short_to_calibrate_on_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
+    lines = (DEBUG_RUN / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]) + "\n")
+    with pytest.raises(ConfigError, match="7 steps were measured; to calibrate and predict takes at least 12"):
+        from_run(tmp_path)
+
+
+def test_a_report_of_fewer_steps_goes_on_as_it_did() -> None:
+    report = report_of(simulate(scenario_of(small(), Options(failures=False))))
+    assert report.hours_for(110) == pytest.approx(report.hours + 100 * report.step_s["mean"] / 3600)
+
+
+@pytest.mark.slow
+def test_six_hundred_steps_of_the_job_are_a_matter_of_minutes() -> None:
+    """From some of them, in CPU seconds, with room for a busy machine: on an idle core it is half of that."""
+    result = simulate(kestrel(steps=12, failures=False))
+    assert result.cpu_s / 12 * 600 < 300
