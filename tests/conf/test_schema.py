@@ -1,10 +1,11 @@
 """What the schema refuses, and that each refusal names the setting."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 
-from conf.schema import CHOICES, ConfigError, DataConfig, ModelConfig, RunConfig, check
+from conf.schema import CHOICES, ConfigError, DataConfig, ModelConfig, RunConfig, check, check_resumed
 
 
 def good() -> RunConfig:
@@ -38,6 +39,18 @@ def test_defaults_are_the_job_of_256_gpus_and_only_lack_tokens_for_the_longest_t
         ("cluster.base_port", -1),
         ("trainer.lr", 0.0),
         ("rollout.temperature", 0.0),
+        ("trainer.lr", math.inf),
+        ("trainer.clip_grad", math.nan),
+        ("trainer.adam_beta1", 1.5),
+        ("trainer.min_lr_fraction", 2.0),
+        ("algo.clip_low", 1.5),
+        ("algo.max_drops_per_step", -1),
+        ("trainer.seed", -1),
+        ("cluster.base_port", 70_000),
+        ("trainer.warmup_steps", 600 * 4),
+        ("trainer.push_s", 1300.0),
+        ("trainer.stall_s", 1300.0),
+        ("rollout.engine_start_s", 1000.0),
         ("name", ""),
         ("name", "a/b"),
         ("data.train", []),
@@ -78,3 +91,17 @@ def test_without_staleness_no_correction_is_needed() -> None:
     config.algo.behaviour_correction = "none"
     config.rollout.max_staleness = 0
     check(config)
+
+
+def test_k1_in_the_loss_is_refused_since_it_regularises_nothing() -> None:
+    config = changed("trainer.tokens_per_microbatch", 18_432)
+    config.algo.kl_estimator, config.algo.kl_coef = "k1", 0.1
+    with pytest.raises(ConfigError, match="kl_estimator=k1"):
+        check(config)
+
+
+def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
+    stored = changed("trainer.steps", 10)
+    check_resumed(stored, changed("trainer.steps", 20))
+    with pytest.raises(ConfigError, match=r"rollout.max_staleness=1: the run was begun with 2"):
+        check_resumed(stored, changed("rollout.max_staleness", 1))

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from rollout.engine_client import Generated
 from rollout.types import EngineInfo
 from tests.trainer import ranks
 from tests.trainer.test_policy import batch, config, model_folder
-from trainer.push import plan_buckets
+from trainer.push import PushReport, plan_buckets
 from trainer.spec import Layout, read_spec
 
 
@@ -66,6 +68,49 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
     hf_weights.save(policy.chunks, policy.spec, mesh, out, source_folder=folder)
     parallel.shutdown()
     return held
+
+
+class RefusingEngine(BaseHTTPRequestHandler):
+    """Stands still when asked, and then will not join any group."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if self.path in ("/pause_generation", "/flush_cache") else 400)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[PushReport, float]:
+    from trainer import parallel
+    from trainer.control import Control
+    from trainer.policy import load_policy
+    from trainer.push import Pusher
+    from trainer.step import Stopwatch, train_step
+
+    settings = config()
+    settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
+    policy = load_policy(settings, parallel.initialize(Layout(tp=2), seed=0, timeout_s=40))
+    pusher = Pusher(
+        policy, Control(timeout_s=40), FixedFleet([engine]), address="127.0.0.1", first_port=port, bucket_bytes=5_000,
+        deadline_s=4, engine_api_key="",
+    )  # fmt: skip
+    report = pusher.push(0)
+    figures = train_step(policy, batch(0), settings, Stopwatch())
+    parallel.shutdown()
+    return report, figures["grad_norm"]
+
+
+def test_an_engine_that_will_not_join_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingEngine) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        engine = EngineInfo(name="engine-0", url=f"http://127.0.0.1:{server.server_port}", tp=1, epoch=1)
+        results = ranks.run(push_in_vain_and_train, 2, model_folder(tmp_path), engine, free_port(), deadline_s=90)
+        server.shutdown()
+    for report, grad_norm in results:
+        assert list(report.engines) == [] and set(report.failed) == {"engine-0@1"}
+        assert grad_norm > 0
 
 
 @pytest.mark.slow
