@@ -1,7 +1,7 @@
 """The simulator's command.
 
     python -m launch.simulate experiment=kestrel_256 [overrides] [simulate.failures=false …]    one run
-    python -m launch.simulate compare=true experiment=kestrel_256                               systems and knobs, a table
+    python -m launch.simulate compare=true experiment=kestrel_256            systems and knobs: a table (or systems, variants)
     python -m launch.simulate from_run=outputs/NAME         predicts the second half of a real run from its first
 
 One run writes report.json, timeline.json (for https://ui.perfetto.dev) and plot.html into `simulate.out`.
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from conf.load import register, to_run_config
 from conf.messages import UserError, one_line
 from conf.schema import ConfigError, RunConfig
-from launch.simulate.compare import compare_and_show, to_json
+from launch.simulate.compare import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
 from launch.simulate.measured import from_run, table
 from launch.simulate.options import Options, scenario_of, split_arguments
 from launch.simulate.plot import write_page
@@ -49,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
             return 0 if comparison.within else FAILED
         config = _config(others)
         out = Path(options.out or DEFAULT_OUT)
-        return _compare(config, options, out) if _is_true(own.get("compare", "false")) else _one_run(config, options, out)
+        what = own.get("compare", "false").lower()
+        if what not in ("false", SYSTEMS, VARIANTS, BOTH):
+            raise ConfigError(f"compare={what}: choose {SYSTEMS}, {VARIANTS}, or {BOTH} for both")
+        return _one_run(config, options, out) if what == "false" else _compare(config, options, what, out)
     except SimulationError as error:
         print(f"simulate: {error}", file=sys.stderr)
         return FAILED
@@ -70,8 +73,8 @@ def _one_run(config: RunConfig, options: Options, out: Path) -> int:
     return 0
 
 
-def _compare(config: RunConfig, options: Options, out: Path) -> int:
-    rows = compare_and_show(config, options, lambda line: print(line, flush=True))
+def _compare(config: RunConfig, options: Options, what: str, out: Path) -> int:
+    rows = compare_and_show(config, options, what, lambda line: print(line, flush=True))
     _write_json(out / "compare.json", [to_json(row) for row in rows])
     print(f"{out}/compare.json", file=sys.stderr)
     return 0
@@ -95,12 +98,6 @@ def _options(own: Mapping[str, str]) -> Options:
     options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), values))
     assert isinstance(options, Options)
     return options
-
-
-def _is_true(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ConfigError(f"compare={value}: true or false")
-    return value.lower() == "true"
 
 
 def _settings() -> str:

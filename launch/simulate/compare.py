@@ -1,6 +1,6 @@
 """Systems and knobs side by side: the same work, the same GPUs, the same ledger.
 
-    python -m launch.simulate compare=true experiment=kestrel_256
+    python -m launch.simulate compare=systems experiment=kestrel_256      (or variants, or true for both)
 
 A system is what the field runs; a variant is ours with one thing changed. What failures cost is measured with one lost
 node of each kind in the middle of a run, and multiplied by how many a run meets.
@@ -167,7 +167,7 @@ def _differs(variant: Variant, config: RunConfig) -> bool:
     return bool(variant.options) or any(value(key) != wanted for key, wanted in variant.settings.items())
 
 
-COLUMNS = " " * 36 + "      h  + failures   one length   step s    p90   wait  engines idle  running  mean lag  longest s"
+COLUMNS = "      h  + failures   one length   step s    p90   wait  engines idle  running  mean lag  longest s"
 
 
 def line(row: Row) -> str:
@@ -197,17 +197,24 @@ def to_json(row: Row) -> dict[str, Any]:
     }
 
 
-Show = Callable[[str], None]
+SYSTEMS, VARIANTS, BOTH = "systems", "variants", "true"
 
 
-def compare_and_show(config: RunConfig, options: Options, show: Show) -> list[Row]:
-    rows = []
-    for title, chosen, in_full in (
-        ("Systems", systems(config), True),
-        ("Ours, with one thing changed", variants(config), False),
-    ):
-        show(f"\n{title}\n{COLUMNS}")
-        for row in compare(config, options, chosen, in_full=in_full):
-            rows.append(row)
-            show(line(row))
+def compare_and_show(config: RunConfig, options: Options, what: str, show: Callable[[str], None]) -> list[Row]:
+    rows: list[Row] = []
+    if what in (SYSTEMS, BOTH):
+        rows += _shown(config, options, "systems", systems(config), show, in_full=True)
+    if what in (VARIANTS, BOTH):
+        rows += _shown(config, options, "ours, with one thing changed", variants(config), show, in_full=False)
+    return rows
+
+
+def _shown(
+    config: RunConfig, options: Options, title: str, chosen: list[Variant], show: Callable[[str], None], *, in_full: bool
+) -> list[Row]:
+    rows: list[Row] = []
+    show(f"{title:<36}{COLUMNS}")
+    for row in compare(config, options, chosen, in_full=in_full):
+        rows.append(row)
+        show(line(row))
     return rows
