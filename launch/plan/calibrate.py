@@ -76,7 +76,8 @@ def _calibration(values: dict[str, float], train_fraction: float) -> Calibration
     protocol = Protocol(**{name: values[name] for name in Protocol.__dataclass_fields__})
     engine = {name: value for name, value in values.items() if name in Constants.__dataclass_fields__}
     constants = Constants(
-        name="calibrated", skips_embedding=True, train_fraction=train_fraction, network_fraction=0.75, push_bytes_s=PUSH_BYTES_S,
+        name="calibrated", skips_embedding=True, train_fraction=train_fraction,
+        decode_compute_fraction=values["prefill_fraction"], network_fraction=0.75, push_bytes_s=PUSH_BYTES_S,
         sources="SGLang on H100 (56 points), NeMo-RL's training rate, the push of miles", **engine,
     )  # fmt: skip
     return Calibration(constants=constants, protocol=protocol)

@@ -23,12 +23,12 @@ def page(study: Study) -> str:
         best, splits = search.best, search.splits
         near = [p for p in splits if p.step_s <= 4 * best.step_s]
         split = {
-            "step": [(p.trainer_nodes, p.step_s) for p in near],
-            "training": [(p.trainer_nodes, p.training.step_s) for p in near],
-            "generation": [(p.trainer_nodes, p.generation.step_s) for p in near],
+            "step": [(p.training.layout.gpus, p.step_s) for p in near],
+            "training": [(p.training.layout.gpus, p.training.step_s) for p in near],
+            "generation": [(p.training.layout.gpus, p.generation.step_s) for p in near],
         }
-        title = f"{name}: step time against split; best {best.trainer_nodes} nodes train, {best.step_s:.1f} s"
-        parts.append(lines(title, "nodes that train", "seconds", split))
+        title = f"{name}: step time against split; best {best.training.layout.gpus} GPUs train, {best.step_s:.1f} s"
+        parts.append(lines(title, "GPUs that train", "seconds", split))
         longest = {
             f"TP{tp}": [(n, p.generation.longest_s) for n, p in by.items()]
             for tp, by in longest_by_concurrency(search, CONCURRENCIES).items()
@@ -68,8 +68,7 @@ def lines(title: str, x_name: str, y_name: str, series: Series) -> str:
             HEIGHT - BOTTOM - y / y1 * (HEIGHT - TOP - BOTTOM),
         )
 
-    parts = [_text(LEFT, 16, title, weight="bold"), _text(WIDTH / 2, HEIGHT - 8, x_name, anchor="middle")]
-    parts.append(_text(8, TOP + 6, y_name))
+    parts = [_text(LEFT, 16, f"{title} ({y_name})", weight="bold"), _text(WIDTH / 2, HEIGHT - 8, x_name, anchor="middle")]
     for tick in y_ticks:
         _, y = at(x0, tick)
         parts += [_line(LEFT, y, WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, f"{tick:g}", anchor="end")]

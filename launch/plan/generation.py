@@ -75,10 +75,7 @@ class GenerationCost:
     @cached_property
     def decode_parts_s(self) -> tuple[float, float, float]:
         """Of a decode step: weights, KV cache, overheads."""
-        c, hbm = self.speed.constants, self.fleet.tp * self.speed.cluster.hbm_bytes_s
-        cached = self.running * self.workload.context_tokens * self.speed.model.kv_bytes_per_token
-        weights_s = self.speed.decoded_bytes / (hbm * c.weight_fraction)
-        return weights_s, cached / (hbm * c.kv_fraction), c.decode_step_s + c.sequence_s * self.running
+        return self.speed.decode_parts_s(self.fleet.tp, self.running, self.workload.context_tokens)
 
     @cached_property
     def prompt_s(self) -> float:

@@ -117,14 +117,18 @@ def summary(study: Study) -> str:
     def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
         return (name, *(value(plan) for plan in study.best.values()))
 
+    work = study.workload
+    sandboxed = work.completions * work.sandbox_s
     rows = [
+        row("nodes, trainer + fleet", lambda p: p.split),
         row("GPUs", lambda p: f"{p.training.layout.gpus} train, {p.generation.fleet.gpus} generate, of {p.speed.cluster.gpus}"),
-        row("trainer", lambda p: f"{p.trainer_nodes} nodes, {p.training.layout}"),
-        row("fleet", lambda p: f"{p.generation.fleet.gpus // p.speed.cluster.gpus_per_node} nodes, {p.generation.fleet}"),
+        row("trainer", lambda p: str(p.training.layout)),
+        row("fleet", lambda p: str(p.generation.fleet)),
         row("max_staleness", lambda p: str(p.max_staleness)),
         row("training", lambda p: f"{p.training.gpu_s:,.0f} GPU-s, {p.training.step_s:.1f} s"),
         row("generation", lambda p: f"{p.generation.gpu_s:,.0f} GPU-s, {p.generation.step_s:.1f} s"),
         row("longest completion", lambda p: f"{p.generation.longest_s:.0f} s = {p.generation.longest_s / p.step_s:.1f} steps"),
+        row("sandbox cores busy", lambda p: f"{sandboxed / p.step_s:.0f} of {work.sandbox_cores}"),
         row("step", lambda p: f"{p.step_s:.1f} s, limited by {p.limit}"),
         row("idle: trainer, fleet", lambda p: f"{p.trainer_idle:.0%}, {p.fleet_idle:.0%}"),
         row("all steps", lambda p: f"{p.workload.steps * p.step_s / 3600:.1f} h"),
@@ -205,7 +209,8 @@ def latency(study: Study) -> str:
 def splits(study: Study) -> str:
     parts = []
     for name, search in study.searches.items():
-        near = [p for p in search.splits if abs(p.trainer_nodes - search.best.trainer_nodes) <= 4]
+        reach = 4 * search.trainer_gpus.step
+        near = [p for p in search.splits if abs(p.training.layout.gpus - search.best.training.layout.gpus) <= reach]
         parts.append(_plans(name, near, search.best))
     return "\n\n".join(parts)
 
@@ -213,9 +218,8 @@ def splits(study: Study) -> str:
 def _plans(name: str, plans: Sequence[Plan], best: Plan) -> str:
     rows = []
     for plan in plans:
-        fleet_nodes = plan.speed.cluster.nodes - plan.trainer_nodes
         rows.append((
-            f"{plan.trainer_nodes} + {fleet_nodes} nodes", str(plan.training.layout), str(plan.generation.fleet),
+            plan.split, str(plan.training.layout), str(plan.generation.fleet),
             str(plan.max_staleness), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}",
             f"{plan.step_s:.1f}", "best" if plan == best else f"{plan.step_s / best.step_s - 1:+.1%}: {plan.limit}",
         ))  # fmt: skip
@@ -228,7 +232,7 @@ def runners_up(study: Study) -> str:
     for name, search in study.searches.items():
         best = search.best
         rows = []
-        for cost in search.trainers(best.trainer_nodes)[1:5]:
+        for cost in search.trainers(best.training.layout.gpus)[1:5]:
             worse = _what_grew(best.training.lines, cost.lines)
             rows.append((f"trainer {cost.layout}", f"{cost.step_s:.1f}", f"{cost.step_s / best.training.step_s - 1:+.1%}", worse))
         for tp in engine_tps(search.speed):
@@ -270,7 +274,7 @@ def staleness(study: Study) -> str:
             if plan is not None:
                 rows.append((
                     str(s), f"{plan.step_s:.1f}", f"{plan.hours:.1f}", f"{plan.generation.longest_s:.0f}", str(plan.in_flight),
-                    f"{plan.trainer_nodes} + {plan.speed.cluster.nodes - plan.trainer_nodes}",
+                    plan.split,
                     str(plan.generation.fleet), plan.limit,
                 ))  # fmt: skip
         head = (name, "step s", "hours", "longest s", "in flight", "nodes", "fleet", "limited by")
@@ -320,7 +324,7 @@ def what_if(study: Study) -> str:
             kept, again = change.unchanged_split(search.best), change.applied(search).best
             rows.append((
                 change.what, f"{kept.step_s:.1f}", f"{kept.hours:.1f}", kept.limit, f"{again.step_s:.1f}", f"{again.hours:.1f}",
-                f"{again.trainer_nodes} + {again.speed.cluster.nodes - again.trainer_nodes}",
+                again.split,
             ))  # fmt: skip
         parts.append(table((name, "step s", "hours", "limited by", "planned anew", "hours", "nodes"), rows))
     return "\n\n".join(parts)

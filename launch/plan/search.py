@@ -67,6 +67,16 @@ class Plan:
         return round(self.generation.running * self.generation.fleet.engines)
 
     @property
+    def split(self) -> str:
+        """Trainer and fleet, in nodes, or in GPUs of the only node."""
+        cluster, gpus = self.speed.cluster, self.training.layout.gpus
+        return (
+            f"{self.trainer_nodes} + {cluster.nodes - self.trainer_nodes}"
+            if cluster.nodes > 1
+            else f"{gpus} + {cluster.gpus - gpus}"
+        )
+
+    @property
     def trainer_nodes(self) -> int:
         return -(-self.training.layout.gpus // self.speed.cluster.gpus_per_node)
 
@@ -124,27 +134,32 @@ class Search:
     def cluster(self) -> Cluster:
         return self.speed.cluster
 
-    def trainers(self, nodes: int) -> tuple[TrainingCost, ...]:
-        """The layouts that fit on so many nodes, the fastest first."""
-        alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the cluster's size is not theirs: remembered once
-        return _trainers(self.workload, alone, nodes * self.cluster.gpus_per_node, self.tokens_per_microbatch, self.max_cp)
+    @property
+    def trainer_gpus(self) -> range:
+        """What the trainer may be given: whole nodes, or single GPUs of the only node."""
+        unit = self.cluster.gpus_per_node if self.cluster.nodes > 1 else 1
+        return range(unit, self.cluster.gpus, unit)
 
-    def fleets(self, nodes: int) -> list[Fleet]:
+    def trainers(self, gpus: int) -> tuple[TrainingCost, ...]:
+        """The layouts that fit on so many GPUs, the fastest first."""
+        alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the cluster's size is not theirs: remembered once
+        return _trainers(self.workload, alone, gpus, self.tokens_per_microbatch, self.max_cp)
+
+    def fleets(self, gpus: int) -> list[Fleet]:
         """Engines that hold the longest completion, with as many sequences as their cache may take."""
-        gpus = nodes * self.cluster.gpus_per_node
         found = []
-        for tp in (t for t in engine_tps(self.speed) if self.speed.kv_tokens(t) >= self.workload.longest_tokens):
+        for tp in (t for t in engine_tps(self.speed) if t <= gpus and self.speed.kv_tokens(t) >= self.workload.longest_tokens):
             room = self.speed.kv_tokens(tp) / self.workload.context_tokens
             found += [Fleet(engines=gpus // tp, tp=tp, concurrency=c) for c in CONCURRENCIES if c <= room]
         return found
 
-    def best_on(self, trainer_nodes: int, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
-        """The best fleet beside the fastest trainer on so many nodes."""
-        fitting = self.trainers(trainer_nodes)
+    def best_on(self, trainer_gpus: int, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
+        """The best fleet beside the fastest trainer on so many GPUs."""
+        fitting = self.trainers(trainer_gpus)
         if not fitting:
             return None
         plans: list[Plan] = []
-        for fleet in self.fleets(self.cluster.nodes - trainer_nodes):
+        for fleet in self.fleets(self.cluster.gpus - trainer_gpus):
             if engine_tp in (0, fleet.tp):
                 plans += self._plans(fitting[0], fleet, staleness or tuple(range(1, self.staleness_limit + 1)))
         return least(plans) if plans else None
@@ -160,13 +175,13 @@ class Search:
         return plans
 
     def best_with(self, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
-        plans = [self.best_on(n, engine_tp=engine_tp, staleness=staleness) for n in range(1, self.cluster.nodes)]
+        plans = [self.best_on(n, engine_tp=engine_tp, staleness=staleness) for n in self.trainer_gpus]
         return least([p for p in plans if p]) if any(plans) else None
 
     @cached_property
     def splits(self) -> list[Plan]:
-        """The best plan for each number of trainer nodes that can hold one."""
-        plans = [self.best_on(nodes) for nodes in range(1, self.cluster.nodes)]
+        """The best plan for each number of GPUs that can hold the trainer."""
+        plans = [self.best_on(gpus) for gpus in self.trainer_gpus]
         return [plan for plan in plans if plan]
 
     @cached_property
@@ -195,9 +210,9 @@ class Search:
     def _why_nothing_fits(self) -> str:
         cluster, model = self.cluster, self.speed.model
         size = f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights)"
-        if self.fleets(1):
+        if self.fleets(cluster.gpus_per_node):
             for nodes in range(1, MOST_NODES):
-                if self.trainers(nodes):
+                if self.trainers(nodes * cluster.gpus_per_node):
                     return (
                         f"cluster.nodes={cluster.nodes} of {cluster.gpus_per_node} GPUs cannot hold a trainer of {size} and "
                         f"an engine beside it: the fewest that can are cluster.nodes={nodes + 1}"

@@ -21,6 +21,7 @@ class Constants:
     weight_fraction: float  # of HBM bandwidth, reading weights
     kv_fraction: float  # of HBM bandwidth, reading the KV cache
     prefill_fraction: float  # of peak compute
+    decode_compute_fraction: float  # of peak compute, in decode's matrix products; 0: only bandwidth counts
     exchange_fraction: float  # of one direction of NVLink, tensor-parallel exchange; 0: hidden or already in the others
     skips_embedding: bool  # a decode step reads one row a sequence of the input embedding; `stated` counts all of it
     engine_memory_fraction: float  # of a GPU's memory, for weights and KV cache
@@ -47,10 +48,17 @@ class Speed:
 
     def decode_step_s(self, tp: int, sequences: float, context_tokens: float) -> float:
         """One token for each of the running sequences, whose mean context is given."""
+        return sum(self.decode_parts_s(tp, sequences, context_tokens))
+
+    def decode_parts_s(self, tp: int, sequences: float, context_tokens: float) -> tuple[float, float, float]:
+        """Weights, KV cache, overheads. Many sequences are bound by computing with the weights, not by reading them."""
         c, hbm = self.constants, tp * self.cluster.hbm_bytes_s
-        weights = self.decoded_bytes / (hbm * c.weight_fraction)
-        cache = sequences * context_tokens * self.model.kv_bytes_per_token / (hbm * c.kv_fraction)
-        return c.decode_step_s + c.sequence_s * sequences + weights + cache
+        weights_s = self.decoded_bytes / (hbm * c.weight_fraction)
+        if c.decode_compute_fraction:
+            flops = 2 * self.model.parameters * sequences
+            weights_s = max(weights_s, flops / (tp * self.cluster.flops * c.decode_compute_fraction))
+        cache_s = sequences * context_tokens * self.model.kv_bytes_per_token / (hbm * c.kv_fraction)
+        return weights_s, cache_s, c.decode_step_s + c.sequence_s * sequences
 
     def prefill_s(self, tp: int, tokens: float, context_tokens: float = 0.0) -> float:
         """A prompt of `tokens`, or so many on top of a context that is there already."""
@@ -75,8 +83,8 @@ class Speed:
 
 def stated(compute_fraction: float = 0.40, bandwidth_fraction: float = 0.75) -> Constants:
     return Constants(
-        name="stated", decode_step_s=0.0, sequence_s=0.0, weight_fraction=bandwidth_fraction, kv_fraction=bandwidth_fraction,
-        prefill_fraction=compute_fraction, exchange_fraction=0.0, skips_embedding=False, engine_memory_fraction=0.85,
-        train_fraction=compute_fraction,
-        network_fraction=bandwidth_fraction, push_bytes_s=0.0, sources="the job's sheet: fractions of peak, no overheads",
+        name="stated", sources="the job's sheet: fractions of peak, no overheads",
+        decode_step_s=0.0, sequence_s=0.0, decode_compute_fraction=0.0, exchange_fraction=0.0, skips_embedding=False,
+        weight_fraction=bandwidth_fraction, kv_fraction=bandwidth_fraction, network_fraction=bandwidth_fraction,
+        prefill_fraction=compute_fraction, train_fraction=compute_fraction, engine_memory_fraction=0.85, push_bytes_s=0.0,
     )  # fmt: skip

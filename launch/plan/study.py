@@ -75,8 +75,7 @@ class Study:
 
     def _does_not_fit(self, search: Search, layout: Layout, needed: float) -> str:
         usable = USABLE * self.cluster.gpu_bytes
-        nodes = -(-layout.gpus // self.cluster.gpus_per_node)
-        fitting = next((n for n in range(nodes, self.cluster.nodes) if search.trainers(n)), None)
+        fitting = next((n for n in search.trainer_gpus if n >= layout.gpus and search.trainers(n)), None)
         found = search.trainers(fitting)[0].layout if fitting else None
         what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
         return (

@@ -346,3 +346,17 @@ def test_searches_do_not_depend_on_the_set_that_came_first(study: Study) -> None
         workload=study.workload, speed=study.searches[CALIBRATED].speed, tokens_per_microbatch=20480, staleness_limit=4, max_cp=1
     )
     assert fresh.best.step_s == study.best[CALIBRATED].step_s
+
+
+def test_one_node_is_split_by_gpus() -> None:
+    small = make_study(
+        config(
+            "cluster.nodes=1", "model.shape.parameters=1500000000", "model.shape.layers=28", "model.shape.hidden=1536",
+            "model.shape.heads=12", "model.shape.kv_heads=2", "model.shape.ffn=8960", "model.shape.vocabulary=151936",
+            "trainer.tp=1", "trainer.pp=1", "rollout.engine_tp=1",
+        )
+    )  # fmt: skip
+    for plan in small.best.values():
+        assert plan.training.layout.gpus + plan.generation.fleet.gpus <= 8
+        assert plan.generation.fleet.engines >= 1
+        assert plan.split == f"{plan.training.layout.gpus} + {8 - plan.training.layout.gpus}"

@@ -66,6 +66,7 @@ def test_every_point_has_a_prediction_above_the_weights_alone(prompt: int, outpu
     )  # fmt: skip
     said = predict(point, kept.constants, kept.protocol)
     assert said.tpot_s > 64e9 / (tp * 3.35e12)
+    assert said.tpot_s > said.running * 64e9 / (tp * 989e12)  # the batch must be computed, too
     assert 1 <= said.running <= sequences
     assert np.isfinite(said.turn_s)
 
