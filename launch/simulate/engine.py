@@ -68,6 +68,8 @@ class Engine:
     def advance(self, now_s: float) -> None:
         """Lets time pass."""
         elapsed_s = now_s - self.now_s
+        if not elapsed_s:
+            return
         running = len(self._running)
         if not self.alive:
             self.down_s += elapsed_s

@@ -16,9 +16,11 @@ VERDICTS = {True: Verdict(reward=1.0), False: Verdict(reward=0.0)}
 
 
 class Judges:
-    """Sandboxes; `on_group` is called when a group has all its verdicts: with True if it was dropped for them."""
+    """Sandboxes; `on_group` is called with a group that has all its verdicts, and whether it was dropped for them."""
 
-    def __init__(self, events: Events, ledger: Ledger, work: Stream, sandboxes: int, on_group: Callable[[bool], None]) -> None:
+    def __init__(
+        self, events: Events, ledger: Ledger, work: Stream, sandboxes: int, on_group: Callable[[int, bool], None]
+    ) -> None:
         self._events, self._ledger, self._work, self._on_group = events, ledger, work, on_group
         self.sandboxes = self.free = sandboxes
         self.waiting = 0
@@ -52,17 +54,17 @@ class Judges:
             self._start()
         group = ledger.state.groups.get(position.group)
         if group is None:
-            self._on_group(True)
+            self._on_group(position.group, True)
         elif not group.ungraded:
             self.ready_groups += 1
-            self._on_group(False)
+            self._on_group(position.group, False)
 
 
 class SimulatedFleet:
     """Engines that ask for work are served in the order in which they asked, as the queue server does it."""
 
     def __init__(
-        self, events: Events, ledger: Ledger, work: Stream, scenario: Scenario, on_group: Callable[[bool], None]
+        self, events: Events, ledger: Ledger, work: Stream, scenario: Scenario, on_group: Callable[[int, bool], None]
     ) -> None:
         self._events, self._ledger, self._work = events, ledger, work
         self.judges = Judges(events, ledger, work, scenario.sandboxes, on_group)

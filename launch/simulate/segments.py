@@ -14,13 +14,17 @@ _FLOATS: F32 = np.zeros(LONGEST_TOKENS, np.float32)
 
 
 class SimulatedSegment(Segment):
-    """Its arrays are valid by construction and not looked at again: the check costs more than all else that is simulated."""
+    """Its arrays are valid by construction and not looked at again: the check costs more than all else that is simulated.
+    So it is not made by its constructor, but field by field."""
 
     __slots__ = ("runs",)
     runs: Sequence[Run]
 
-    def __post_init__(self) -> None:
-        pass
+
+_new = object.__new__
+_set_tokens, _set_logprobs, _set_versions, _set_finish, _set_engine, _set_runs = (
+    getattr(SimulatedSegment, name).__set__ for name in ("tokens", "logprobs", "versions", "finish", "engine", "runs")
+)
 
 
 def segment(runs: Sequence[Run], finish: Finish, engine: str) -> SimulatedSegment:
@@ -31,8 +35,13 @@ def segment(runs: Sequence[Run], finish: Finish, engine: str) -> SimulatedSegmen
         versions = _of_versions(runs)
         n = len(versions)
     tokens, logprobs = _contents(n)
-    made = SimulatedSegment(tokens=tokens, logprobs=logprobs, versions=versions, finish=finish, engine=engine)
-    object.__setattr__(made, "runs", runs)
+    made = _new(SimulatedSegment)
+    _set_tokens(made, tokens)
+    _set_logprobs(made, logprobs)
+    _set_versions(made, versions)
+    _set_finish(made, finish)
+    _set_engine(made, engine)
+    _set_runs(made, runs)
     return made
 
 

@@ -108,11 +108,11 @@ class _Run:
             cpu_s=time.process_time() - began_s,
         )
 
-    def _graded(self, dropped: bool) -> None:
+    def _graded(self, group: int, dropped: bool) -> None:
         if dropped:
             self._fleet.serve_again()  # another one may be admitted in its place
         else:
-            self._trainer.try_take()
+            self._trainer.group_ready(group)
 
     def _sample(self, _: int, __: object) -> None:
         judges, state = self._fleet.judges, self._ledger.state

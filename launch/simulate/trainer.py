@@ -62,6 +62,7 @@ class Trainer:
         self.down_s = 0.0
         self.doing = Doing.DOWN
         self._since_s = 0.0
+        self._awaited = -1  # the oldest group that was not ready; -1: none, as more must be admitted first
         self._life = 0  # events of an earlier life mean nothing
         self._step = Step(step=1, begin_s=0.0)
         self._before = (0.0, 0.0)  # idle seconds and tokens of all engines when the step began
@@ -72,13 +73,16 @@ class Trainer:
 
     # A step.
 
-    def try_take(self) -> None:
-        """A group has become ready, or a step begins."""
-        if self.doing is not Doing.WAITING:
-            return
+    def group_ready(self, group: int) -> None:
+        """Without a window only the oldest group that was not ready can make a batch whole."""
+        if self.doing is Doing.WAITING and (self._scenario.rules.window or group == self._awaited or self._awaited < 0):
+            self._try_take()
+
+    def _try_take(self) -> None:
         ledger = self._ledger
         changes = ledger.take(self.version)
         if changes is None:
+            self._awaited = next(iter(ledger.unready(1)), -1)
             return
         ledger.apply(*changes)
         step, speeds = self._step, self._speeds
@@ -156,7 +160,7 @@ class Trainer:
     def _begin_step(self) -> None:
         self._step = Step(step=self.version + 1, begin_s=self._events.now_s)
         self._turn_to(Doing.WAITING)
-        self.try_take()
+        self._try_take()
 
     def _durable(self, version: int) -> None:
         self._ledger.apply(*self._ledger.durable(version))
@@ -199,7 +203,7 @@ class Trainer:
         ledger.apply(*ledger.published(self.version, self._fleet.holders(self.version)))
         self._turn_to(Doing.WAITING)
         self._fleet.push_told()
-        self.try_take()
+        self._try_take()
 
     # Helpers.
 
