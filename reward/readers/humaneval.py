@@ -187,7 +187,7 @@ def question(asked: Asked) -> str:
 
 def _calls_task(source: Source, asked: Asked) -> dict[str, Any]:
     try:
-        claims = read_claims(source.tests)
+        claims = read_claims(_check(source.tests))
     except NotAClaim as error:
         raise Refused(str(error)) from None
     if {claim.function for claim in claims} != {"candidate"}:
@@ -197,6 +197,18 @@ def _calls_task(source: Source, asked: Asked) -> dict[str, Any]:
     tolerance = min(tolerances) if tolerances else (TOLERANCE if has_floats else None)
     task: dict[str, Any] = {"kind": "calls", "tests": [_test(claim) for claim in claims]}
     return task if tolerance is None else {**task, "tolerance": tolerance}
+
+
+def _check(tests: str) -> str:
+    """The function `check` alone: what stands beside it calls it."""
+    try:
+        body = ast.parse(tests).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refused("the tests are not Python") from None
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            return ast.unparse(node)
+    raise Refused("no function check(candidate)")
 
 
 def _test(claim: Claim) -> dict[str, Any]:
