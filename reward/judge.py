@@ -176,6 +176,8 @@ class Judge:
                     count += 1
                 for work in self._lease(client, count):
                     with self._lock:
+                        if work.position in self._held:  # a restarted server, which has not yet heard that we hold it
+                            continue
                         self._held[work.position] = threading.Event()
                     self._work.put(work)
                     count -= 1

@@ -127,6 +127,14 @@ def test_completions_are_graded_and_each_is_reported_once() -> None:
     assert all(v.parts.keys() == queue.verdicts[0].parts.keys() for v in queue.verdicts.values())
 
 
+def test_work_that_a_restarted_server_leases_again_is_graded_once() -> None:
+    queue = Queue(work(1, RIGHT), work(1, RIGHT), work(2, WRONG))
+    with Running(judge_for(queue)) as running:
+        wait_for(lambda: len(queue.verdicts) == 2)
+        time.sleep(0.2)
+    assert running.failure is None
+
+
 def test_the_configuration_is_what_a_task_gets_where_it_is_silent() -> None:
     queue = Queue(work(0, WRONG))
     with Running(judge_for(queue, credit="fraction")):
