@@ -130,7 +130,8 @@ def test_completions_are_graded_and_each_is_reported_once() -> None:
 
 
 def test_work_that_a_restarted_server_leases_again_is_graded_once() -> None:
-    queue = Queue(work(1, RIGHT), work(1, RIGHT), work(2, WRONG))
+    slow = "    import time\n    end = time.time() + 1\n    while time.time() < end: pass\n    return x * x\n"
+    queue = Queue(work(1, slow), work(1, slow), work(2, WRONG))
     with Running(judge_for(queue)):
         wait_for(lambda: len(queue.verdicts) == 2)
         time.sleep(0.2)
