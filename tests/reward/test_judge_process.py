@@ -68,6 +68,16 @@ def start_judge(run_dir: Path, endpoint: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "reward", "--run", str(run_dir), "--queue", endpoint, "--name", "judge-0"])
 
 
+def await_handler(pid: int, number: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        [caught] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} does not handle signal {number}")
+
+
 async def generate(run_dir: Path, endpoint: str) -> None:
     """Stands in for the fleet: every trajectory of every group gets its answer."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run_dir.parent / "model")
@@ -127,6 +137,7 @@ def test_a_judge_that_is_killed_loses_nothing(run_dir: Path, endpoint: str) -> N
     second = start_judge(run_dir, endpoint)
     try:
         assert [group.rewards.tolist() for group in take(run_dir, endpoint).groups] == [REWARDS] * GROUPS
+        await_handler(second.pid, signal.SIGTERM)  # the first may have been so quick that the second has only begun
         os.kill(second.pid, signal.SIGTERM)
         assert second.wait(timeout=20) == 0
     finally:
