@@ -31,6 +31,7 @@ CPU_STAND_INS = HERE / "cpu_engine"
 SGLANG = ("-m", "sglang.launch_server")
 SGLANG_FORKED = (str(CPU_STAND_INS / "forked_server.py"),)
 POLL_S = 0.2
+GONE_S = 3.0  # for the last start's server to leave its port
 SCRATCH_PREFIX = f"engine-{socket.gethostname()[:20]}-"
 """Of a server's temporary folder: its keys, and the sockets between its processes. The worker's process id follows."""
 
@@ -168,8 +169,9 @@ class Engine:
             raise RuntimeError("start an engine from the main thread: it dies together with the thread that started it")
         if self.alive():
             raise RuntimeError(f"engine {self.url} already runs as process {self.pid}")
+        until = time.monotonic() + (GONE_S if self._process is not None else 0.0)
         self.stop()
-        check(self.settings)
+        self._check_until(until)
         remove_left_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
         command = command_line(self.settings, self._write_secrets(self._scratch))
@@ -185,6 +187,16 @@ class Engine:
                 env=environment(self.settings, self._scratch),
                 start_new_session=True,
             )
+
+    def _check_until(self, until: float) -> None:
+        """`check`, with some patience for a killed server, which holds its port until the kernel has cleared it away."""
+        while True:
+            try:
+                return check(self.settings)
+            except EngineStartError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(POLL_S)
 
     def _write_secrets(self, folder: Path) -> Path:
         keys = {"api-key": self.settings.api_key, "admin-api-key": self.settings.admin_api_key}

@@ -46,7 +46,7 @@ def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: P
         (["rollout.enginez=3"], "rollout.enginez: no such setting"),
         (["trainer.tp=3"], "trainer.tp=3 does not divide the 8 attention heads"),
         (["model.path=elsewhere"], "model.path=elsewhere: no such folder"),
-        (["data.train=[gone.jsonl]"], "cannot read gone.jsonl"),
+        (["data.train=[gone.jsonl]"], "cannot read the problems gone.jsonl"),
         (["cluster.kind=slurm"], "cluster.kind=slurm"),
         (["cluster.device=cuda", "cluster.gpus_per_node=1"], "the trainer needs 4 GPUs"),
         (["resume=nowhere"], "nowhere is no run's folder"),

@@ -391,7 +391,7 @@ def write_run_folder(folder: Path) -> Path:
         model=ModelConfig(path=str(folder / "model"), dtype="float32"),
         data=DataConfig(train=[str(folder / "problems.jsonl")], max_prompt_tokens=32),
         algo=AlgoConfig(groups_per_step=2, completions_per_group=2, minibatches=1),
-        rollout=RolloutConfig(max_staleness=1, max_completion_tokens=9, segment_tokens=3, lease_s=5.0),
+        rollout=RolloutConfig(max_staleness=1, max_completion_tokens=9, segment_tokens=3, lease_s=5.0, engine_start_s=30.0),
         trainer=TrainerConfig(steps=6, stall_s=60.0),
     )
     write_run(config, folder / "run")

@@ -173,14 +173,21 @@ def run_config(folder: Path, rollout: dict[str, object]) -> RunConfig:
     task = {"kind": "calls", "tests": [{"args": [1], "expected": 1}]}
     lines = [{"id": f"p{i}", "prompt": f"t{i} t{i + 1}", "raw": True, "task": task} for i in range(20)]
     problems.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = {"max_staleness": 1, "max_completion_tokens": 60, "segment_tokens": 16, "concurrency": 4, "lease_s": 2.0}
+    settings: dict[str, object] = {
+        "max_staleness": 1,
+        "max_completion_tokens": 60,
+        "segment_tokens": 16,
+        "concurrency": 4,
+        "lease_s": 2.0,
+    }
     settings |= {"engine_start_s": 20.0, "request_s": 20.0}
+    settings |= rollout
     return RunConfig(
         model=ModelConfig(path=str(write_model(folder / "model")), dtype="float32"),
         data=DataConfig(train=[str(problems)], max_prompt_tokens=32),
         algo=AlgoConfig(groups_per_step=2, completions_per_group=2, minibatches=1),
-        rollout=RolloutConfig(**{**settings, **rollout}),  # type: ignore[arg-type]
-        trainer=TrainerConfig(steps=8, push_s=5.0, stall_s=60.0),
+        rollout=RolloutConfig(**settings),  # type: ignore[arg-type]
+        trainer=TrainerConfig(steps=8, push_s=5.0, stall_s=max(60.0, 1.0 + settings["engine_start_s"])),  # type: ignore[operator]
     )
 
 
