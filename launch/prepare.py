@@ -89,9 +89,10 @@ def _is_current(made: Made, cache: Path) -> bool:
 
 
 def _hash(made: Made, cache: Path) -> str:
-    script = made.project / (made.module.replace(".", "/") + ".py")
+    script = made.project / made.module.replace(".", "/")
     digest = hashlib.sha256(json.dumps([made.module, made.arguments]).encode())
-    digest.update(script.read_bytes() if script.is_file() else b"")
+    for path in sorted(script.rglob("*.py")) if script.is_dir() else [script.with_suffix(".py")]:
+        digest.update(path.read_bytes() if path.is_file() else b"")
     if made.needs:
         record = cache / made.needs / HASH_FILE
         digest.update(record.read_bytes() if record.is_file() else b"")
