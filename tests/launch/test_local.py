@@ -93,6 +93,8 @@ with open({str(lives)!r}, "a") as file:
     file.write("x")
 if len(open({str(lives)!r}).read()) >= 2:
     open({str(enough)!r}, "w")
+    import time
+    time.sleep(600)
 """
     said = supervise([trainer_waiting_for(enough), fake("queue", count, Restart.ALWAYS), fake("judge", "pass")], tmp_path)
     assert [line.split()[0] for line in said] == ["queue-0"]
