@@ -107,21 +107,6 @@ def numeric(endpoint: str) -> str:
         raise StartError(f"--bind {endpoint!r}: the host {host!r} is not known: {error}") from error
 
 
-def rules_of(config: RunConfig) -> Rules:
-    algo, rollout = config.algo, config.rollout
-    return Rules(
-        groups_per_step=algo.groups_per_step,
-        completions_per_group=algo.completions_per_group,
-        max_staleness=rollout.max_staleness,
-        window=rollout.window,
-        segment_tokens=rollout.segment_tokens,
-        max_completion_tokens=rollout.max_completion_tokens,
-        total_steps=config.trainer.steps,
-        drop_no_signal=algo.drop_no_signal,
-        max_drops_per_step=algo.max_drops_per_step,
-    )
-
-
 def open_server(config: RunConfig, journal: Journal, rules: Rules) -> QueueServer:
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
     tokenizer = load_tokenizer(config.model.path)
@@ -179,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     signals = _Signals()
     try:
         config = read_run(options.run)
-        rules = rules_of(config)
+        rules = Rules.of(config)
         with (
             closing(Door(options.bind, RunKeys.load(options.run))) as door,
             closing(Journal(options.run / "ledger.db", rules)) as journal,

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Self
+
+from conf.schema import RunConfig
 
 
 class RulesError(ValueError):
@@ -34,6 +37,22 @@ class Rules:
                 f"{self.groups_per_step}, rounded up), more than max_staleness={self.max_staleness}: make the window smaller "
                 "or the staleness larger"
             )
+
+    @classmethod
+    def of(cls, config: RunConfig, *, steps: int | None = None) -> Self:
+        """The rules of a run of so many steps; `trainer.steps` if not said."""
+        algo, rollout = config.algo, config.rollout
+        return cls(
+            groups_per_step=algo.groups_per_step,
+            completions_per_group=algo.completions_per_group,
+            max_staleness=rollout.max_staleness,
+            window=rollout.window,
+            segment_tokens=rollout.segment_tokens,
+            max_completion_tokens=rollout.max_completion_tokens,
+            total_steps=config.trainer.steps if steps is None else steps,
+            drop_no_signal=algo.drop_no_signal,
+            max_drops_per_step=algo.max_drops_per_step,
+        )
 
     @property
     def lead(self) -> int:

@@ -19,12 +19,12 @@ from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from launch.plan.inputs import Lengths
 from launch.progress import read_metrics
-from launch.simulate.options import rules_of
 from launch.simulate.scenario import Failures, Fleet, Scenario
 from launch.simulate.simulation import simulate
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
 from launch.simulate.trainer import Step
 from launch.simulate.workload import Workload
+from rollout.ledger import Rules
 
 Metrics = Mapping[str, Any]
 ALLOWED = 0.20  # relative, of the step time; of fractions, of the step
@@ -166,7 +166,7 @@ def _scenario(config: RunConfig, lines: Sequence[Metrics], *, fixed_share: float
     )
     return Scenario(
         name=config.name,
-        rules=rules_of(config, config.trainer.steps),
+        rules=Rules.of(config),
         fleets=(Fleet(engines=rollout.engines, gpus_per_engine=1, concurrency=full, speeds=speeds),),
         trainer=_trainer(lines, workload, algo.groups_per_step),
         trainer_gpus=1,

@@ -59,7 +59,7 @@ def scenario_of(config: RunConfig, options: Options, *, name: str = "run", coloc
         )
     return Scenario(
         name=name,
-        rules=rules_of(config, steps),
+        rules=Rules.of(config, steps=steps),
         fleets=fleets,
         trainer=trainer_speeds(speed, planned, layout),
         trainer_gpus=layout.gpus,
@@ -108,22 +108,6 @@ def _fleets(config: RunConfig, options: Options, speed: Speed, planned: PlannedW
 
     fleets = (fleet(rollout.engines - tail, rollout.concurrency, is_tail=False),)
     return (*fleets, fleet(tail, options.tail_concurrency, is_tail=True)) if tail else fleets
-
-
-def rules_of(config: RunConfig, steps: int) -> Rules:
-    """What the queue server of a run of so many steps goes by."""
-    algo, rollout = config.algo, config.rollout
-    return Rules(
-        groups_per_step=algo.groups_per_step,
-        completions_per_group=algo.completions_per_group,
-        max_staleness=rollout.max_staleness,
-        window=rollout.window,
-        segment_tokens=rollout.segment_tokens,
-        max_completion_tokens=rollout.max_completion_tokens,
-        total_steps=steps,
-        drop_no_signal=algo.drop_no_signal,
-        max_drops_per_step=algo.max_drops_per_step,
-    )
 
 
 def _workload(config: RunConfig, options: Options) -> Workload:
