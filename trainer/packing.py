@@ -1,8 +1,7 @@
 """From trajectories to microbatches: pure numpy, the same result on every rank.
 
 The trajectories of a step are dealt into minibatches, and those of a minibatch packed, whole, into microbatches of exactly
-`tokens_per_microbatch` tokens. The token shift (position t predicts token t + 1) and the normalisation of the loss happen here
-and nowhere else, so that neither depends on how a batch was cut over ranks and microbatches.
+`tokens_per_microbatch` tokens. The token shift (position t predicts token t + 1) happens here and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -31,10 +30,11 @@ class Microbatch:
     )
     rows: I64  # [m], the positions whose next token was sampled
     targets: I64  # [m], that next token
+    sequences: I64  # [m], the sequence of each row, counted from 0
+    trajectories: I64  # [sequences without padding], the number in the batch of the trajectory that each is
     behaviour_logprobs: F32  # [m]
     versions: I32  # [m]
-    advantages: F32  # [m]
-    weights: F32  # [m], share of each token in the minibatch's loss; they sum to 1 over the minibatch
+    weights: F32  # [m], share of each token in the minibatch's loss
     padding: int  # tokens at the end that belong to no trajectory
 
     @property
@@ -58,28 +58,24 @@ def deal(count: int, minibatches: int, seed: int) -> list[npt.NDArray[np.int64]]
 
 def pack_minibatch(
     trajectories: Sequence[Trajectory],
-    advantages: F32,
+    weights: F32,
+    numbers: I64,
     *,
     tokens_per_microbatch: int,
     dp: int,
-    normalisation: str,
     pad_token: int = 0,
 ) -> Minibatch:
-    """trajectories and advantages [n] -> microbatches for `dp` ranks. Raises PackingError when one is too long.
+    """trajectories [n] -> microbatches for `dp` ranks. Raises PackingError when one is too long.
 
-    normalisation: `token` weighs all sampled tokens alike, `sequence` all trajectories alike.
+    weights [n]: the weight in the loss of each sampled token of a trajectory. numbers [n]: a trajectory's place in the batch.
     """
     lengths = np.array([len(t.tokens) for t in trajectories])
     if lengths.max() > tokens_per_microbatch:
         raise PackingError(f"a trajectory of {lengths.max()} tokens does not fit tokens_per_microbatch={tokens_per_microbatch}")
     sampled = np.array([t.completion_tokens for t in trajectories])
-    if normalisation == "token":
-        weights = np.full(len(sampled), 1 / sampled.sum())
-    else:
-        weights = 1 / (len(sampled) * sampled)
     bins = balanced_bins(lengths, capacity=tokens_per_microbatch, multiple_of=dp)
     packed = [
-        _pack([(trajectories[i], float(advantages[i]), float(weights[i])) for i in members], tokens_per_microbatch, pad_token)
+        _pack([(trajectories[i], float(weights[i]), int(numbers[i])) for i in members], tokens_per_microbatch, pad_token)
         for members in bins
     ]
     return Minibatch(
@@ -109,7 +105,7 @@ def balanced_bins(lengths: npt.NDArray[np.int64], *, capacity: int, multiple_of:
         count += multiple_of
 
 
-def _pack(members: Sequence[tuple[Trajectory, float, float]], capacity: int, pad_token: int) -> Microbatch:
+def _pack(members: Sequence[tuple[Trajectory, float, int]], capacity: int, pad_token: int) -> Microbatch:
     lengths = [len(t.tokens) for t, _, _ in members]
     used = sum(lengths)
     starts = np.cumsum([0, *lengths])
@@ -117,16 +113,16 @@ def _pack(members: Sequence[tuple[Trajectory, float, float]], capacity: int, pad
     tokens = np.full(capacity, pad_token, dtype=np.int64)
     positions = np.zeros(capacity, dtype=np.int64)
     positions[used:] = np.arange(padding)
-    rows, targets, logprobs, versions, advantages, weights = [], [], [], [], [], []
-    for (trajectory, advantage, weight), start, length in zip(members, starts, lengths, strict=False):
+    rows, targets, sequences, logprobs, versions, weights = [], [], [], [], [], []
+    for sequence, ((trajectory, weight, _), start, length) in enumerate(zip(members, starts, lengths, strict=False)):
         tokens[start : start + length] = trajectory.tokens
         positions[start : start + length] = np.arange(length)
         chosen = np.flatnonzero(trajectory.sampled)
         rows.append(start + chosen - 1)
         targets.append(trajectory.tokens[chosen])
+        sequences.append(np.full(len(chosen), sequence))
         logprobs.append(trajectory.logprobs[chosen])
         versions.append(trajectory.versions[chosen])
-        advantages.append(np.full(len(chosen), advantage))
         weights.append(np.full(len(chosen), weight))
     boundaries = [*starts, capacity] if padding else list(starts)
     return Microbatch(
@@ -135,9 +131,10 @@ def _pack(members: Sequence[tuple[Trajectory, float, float]], capacity: int, pad
         boundaries=np.array(boundaries, dtype=np.int32),
         rows=_join(rows, np.int64),
         targets=_join(targets, np.int64),
+        sequences=_join(sequences, np.int64),
+        trajectories=np.array([number for _, _, number in members], dtype=np.int64),
         behaviour_logprobs=_join(logprobs, np.float32),
         versions=_join(versions, np.int32),
-        advantages=_join(advantages, np.float32),
         weights=_join(weights, np.float32),
         padding=padding,
     )

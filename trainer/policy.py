@@ -17,6 +17,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from conf.schema import RunConfig
+from rollout.types import F32
 from trainer import attention, hf_weights, model
 from trainer.checkpoint import TrainingState
 from trainer.logprobs import token_logprobs
@@ -36,6 +37,7 @@ class Example:
     """A microbatch on the device, with the log-probs that its loss needs."""
 
     microbatch: Microbatch
+    advantages: F32 | None = None  # [m], where it is trained on
     old: Tensor | None = None  # [m], on the last stage
     reference: Tensor | None = None  # [m], on the last stage, where a KL is asked for
 
@@ -153,13 +155,13 @@ class Policy:
     def _loss(self, example: Example, logits: Tensor, *, means: TokenMeans) -> tuple[Tensor, Tensor, dict]:
         microbatch, device = example.microbatch, self.mesh.device
         current, entropies = self._token_logprobs(example, logits)
-        assert example.old is not None
+        assert example.old is not None and example.advantages is not None
         losses, figures = token_losses(
             self._objective,
             current=current,
             old=example.old,
             behaviour=torch.from_numpy(microbatch.behaviour_logprobs).to(device),
-            advantages=torch.from_numpy(microbatch.advantages).to(device),
+            advantages=torch.from_numpy(example.advantages).to(device),
             reference=example.reference,
         )
         for name, values in figures.items():

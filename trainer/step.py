@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from conf.schema import RunConfig
-from rollout.types import Batch
-from trainer.advantages import group_advantages
+from rollout.types import F32, Batch
+from trainer.advantages import group_advantages, loss_weights
 from trainer.metrics import TokenMeans
 from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.policy import Example, Policy, TrainingError
@@ -51,11 +51,12 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
         with watch("time/ref_logprob_s"), policy.reference_weights():
             reference = policy.logprobs(everything)
 
+    advantages = batch_advantages(batch, config)
     means = TokenMeans(policy.mesh)
     measure_mismatch(everything, old, batch.step, means)
     norms, learning_rate = [], 0.0
     with watch("time/train_s"):
-        examples = iter(as_examples(everything, old, reference))
+        examples = iter(as_examples(everything, advantages, old, reference))
         for minibatch in mine:
             norm, learning_rate = policy.update([next(examples) for _ in minibatch], means)
             norms.append(norm)
@@ -69,19 +70,24 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
 
 def pack(batch: Batch, config: RunConfig, dp: int) -> list[Minibatch]:
     """The minibatches of a step: the same on every rank, since it depends on the batch and the configuration alone."""
-    algo = config.algo
     trajectories = batch.trajectories
-    advantages = np.concatenate([group_advantages(g.rewards, algo.advantage, algo.advantage_eps) for g in batch.groups])
+    sampled = np.array([t.completion_tokens for t in trajectories])
     return [
         pack_minibatch(
             [trajectories[i] for i in part],
-            advantages[part],
+            loss_weights(sampled[part], config.algo.loss_normalisation),
+            part,
             tokens_per_microbatch=config.trainer.tokens_per_microbatch,
             dp=dp,
-            normalisation=algo.loss_normalisation,
         )
-        for part in deal(len(trajectories), algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
+        for part in deal(len(trajectories), config.algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
     ]
+
+
+def batch_advantages(batch: Batch, config: RunConfig) -> F32:
+    """The advantage of each of the batch's trajectories, [n]."""
+    algo = config.algo
+    return np.concatenate([group_advantages(g.rewards, algo.advantage, algo.advantage_eps) for g in batch.groups])
 
 
 def check_staleness(batch: Batch, max_staleness: int) -> None:
@@ -94,11 +100,13 @@ def check_staleness(batch: Batch, max_staleness: int) -> None:
             )
 
 
-def as_examples(microbatches: Sequence[Microbatch], old: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Example]:
-    """Puts each microbatch beside its log-probs; the earlier pipeline stages have none."""
+def as_examples(
+    microbatches: Sequence[Microbatch], advantages: F32, old: Sequence[Tensor], reference: Sequence[Tensor]
+) -> list[Example]:
+    """Puts each microbatch beside its log-probs; the earlier pipeline stages have none. advantages: of the whole batch, [n]."""
     nothing = [None] * len(microbatches)
     return [
-        Example(microbatch=m, old=o, reference=r)
+        Example(microbatch=m, advantages=advantages[m.trajectories][m.sequences], old=o, reference=r)
         for m, o, r in zip(microbatches, old or nothing, reference or nothing, strict=True)
     ]
 

@@ -34,38 +34,36 @@ def test_every_sequence_lands_in_exactly_one_bin_that_holds_it(sizes: list[int],
     assert len(bins) % dp == 0
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=20), st.sampled_from(["token", "sequence"])
-)
-def test_a_packed_token_is_predicted_by_the_one_before_it(shapes: list[tuple[int, int]], normalisation: str) -> None:
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=20))
+def test_a_packed_token_is_predicted_by_the_one_before_it(shapes: list[tuple[int, int]]) -> None:
     trajectories = [trajectory(p, c, start=100 * i) for i, (p, c) in enumerate(shapes)]
-    advantages = np.arange(len(shapes), dtype=np.float32)
-    minibatch = pack_minibatch(trajectories, advantages, tokens_per_microbatch=40, dp=2, normalisation=normalisation)
+    numbers = np.arange(len(shapes))
+    minibatch = pack_minibatch(trajectories, numbers + 0.5, numbers, tokens_per_microbatch=40, dp=2)
     seen = []
     for microbatch in (m for rank in minibatch.microbatches for m in rank):
         assert microbatch.boundaries[0] == 0 and microbatch.boundaries[-1] == len(microbatch.tokens) == 40
         assert np.array_equal(microbatch.tokens[microbatch.rows + 1], microbatch.targets)
         assert np.array_equal(microbatch.positions[microbatch.rows] + 1, microbatch.targets % 100)
-        assert np.array_equal(microbatch.advantages, microbatch.targets // 100)
+        assert np.array_equal(microbatch.trajectories[microbatch.sequences], microbatch.targets // 100)
+        assert np.array_equal(microbatch.weights, microbatch.targets // 100 + 0.5)
+        assert np.array_equal(microbatch.sequences, np.searchsorted(microbatch.boundaries, microbatch.rows, side="right") - 1)
         assert np.array_equal(microbatch.behaviour_logprobs, -(microbatch.targets % 100) - 1.0)
         seen.extend(microbatch.targets.tolist())
     assert sorted(seen) == sorted(int(t) for x in trajectories for t in x.tokens[x.sampled])
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=20), st.sampled_from([1, 2, 4]))
-def test_weights_sum_to_one_over_the_minibatch_however_it_is_cut(shapes: list[tuple[int, int]], dp: int) -> None:
+def test_every_rank_has_as_many_microbatches_as_the_others(shapes: list[tuple[int, int]], dp: int) -> None:
     trajectories = [trajectory(p, c) for p, c in shapes]
-    advantages = np.zeros(len(shapes), dtype=np.float32)
-    for normalisation in ("token", "sequence"):
-        minibatch = pack_minibatch(trajectories, advantages, tokens_per_microbatch=30, dp=dp, normalisation=normalisation)
-        total = sum(m.weights.sum() for rank in minibatch.microbatches for m in rank)
-        assert total == pytest.approx(1, abs=1e-5)
-        assert len({len(rank) for rank in minibatch.microbatches}) == 1
+    minibatch = pack_minibatch(trajectories, np.ones(len(shapes)), np.arange(len(shapes)), tokens_per_microbatch=30, dp=dp)
+    assert len({len(rank) for rank in minibatch.microbatches}) == 1
+    packed = sorted(n for rank in minibatch.microbatches for m in rank for n in m.trajectories)
+    assert packed == list(range(len(shapes)))
 
 
 def test_a_trajectory_longer_than_a_microbatch_is_refused_with_its_length() -> None:
     with pytest.raises(PackingError, match="50 tokens"):
-        pack_minibatch([trajectory(10, 40)], np.zeros(1, np.float32), tokens_per_microbatch=40, dp=1, normalisation="token")
+        pack_minibatch([trajectory(10, 40)], np.ones(1), np.zeros(1, int), tokens_per_microbatch=40, dp=1)
 
 
 def test_dealing_gives_every_trajectory_to_one_minibatch() -> None:
