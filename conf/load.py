@@ -1,5 +1,8 @@
 """Between Hydra's world and plain dataclasses: composing, checking, writing and reading a run's configuration."""
 
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -10,6 +13,8 @@ from conf.messages import one_line
 from conf.schema import ConfigError, RunConfig, check
 
 CONFIG_FILE = "config.yaml"
+SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD)($|_)")
+SHORTEST_SECRET = 8  # what is shorter would be found everywhere
 
 
 def register() -> None:
@@ -27,7 +32,27 @@ def to_run_config(composed: DictConfig) -> RunConfig:
         raise ConfigError(one_line(error)) from error
     assert isinstance(config, RunConfig)
     check(config)
+    refuse_secrets(values, os.environ)
     return config
+
+
+def refuse_secrets(values: object, environment: Mapping[str, str]) -> None:
+    """A configuration is written down, shown and shared, so no value may hold that of a secret variable. Raises ConfigError."""
+    secrets = {n: v for n, v in environment.items() if SECRET_NAME.search(n.upper()) and len(v) >= SHORTEST_SECRET}
+    for key, text in _texts(values, ""):
+        if name := next((name for name, secret in secrets.items() if secret in text), None):
+            raise ConfigError(f"{key} holds the value of ${name}: leave it out; secrets are read from the environment")
+
+
+def _texts(node: object, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict):
+        for name, inner in node.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for item in node:
+            yield from _texts(item, key)
+    elif isinstance(node, str):
+        yield key, node
 
 
 def write_run(config: RunConfig, run_dir: Path) -> None:

@@ -19,13 +19,13 @@ class ShapeConfig:
     """A model whose folder is not at hand, for the planner; with a folder, its config.json is read instead."""
 
     parameters: int = 0  # 0: counted from the dimensions
-    layers: int = 0
-    hidden: int = 0
+    layers: int = 0  # decoder layers
+    hidden: int = 0  # width of the residual stream
     heads: int = 0  # query heads
-    kv_heads: int = 0
-    head_dim: int = 0
-    ffn: int = 0
-    vocabulary: int = 0
+    kv_heads: int = 0  # key-value heads
+    head_dim: int = 0  # width of a head
+    ffn: int = 0  # width of the gated MLP
+    vocabulary: int = 0  # rows of the embedding
     tied: bool = False  # output embedding is the input embedding
 
 
@@ -47,15 +47,15 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class AlgoConfig:
-    groups_per_step: int = 512  # P
-    completions_per_group: int = 8  # G
+    groups_per_step: int = 512  # P, prompts of an RL step
+    completions_per_group: int = 8  # G, completions of each prompt
     minibatches: int = 4  # optimizer steps in an RL step
     advantage: str = "grpo"  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean
-    advantage_eps: float = 1e-4
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    advantage_eps: float = 1e-4  # added to the standard deviation (grpo)
+    clip_low: float = 0.2  # the ratio current/old is clipped below 1 - clip_low
+    clip_high: float = 0.2  # … and above 1 + clip_high
     behaviour_correction: str = "truncate"  # none | truncate | mask: exp(old - behaviour) above the cap
-    behaviour_cap: float = 2.0
+    behaviour_cap: float = 2.0  # of the weight exp(old - behaviour)
     kl_coef: float = 0.0  # beta of KL(current || reference); 0 needs no reference pass
     kl_estimator: str = "k3"  # k1 | k2 | k3
     loss_normalisation: str = "token"  # token: mean over the minibatch's tokens | sequence: mean of the trajectories' means
@@ -67,9 +67,9 @@ class AlgoConfig:
 class RolloutConfig:
     max_staleness: int = 2  # S, in versions: no trained token is older
     window: int = 0  # W, in groups: how many ready groups may bypass the oldest one
-    max_completion_tokens: int = 16384
+    max_completion_tokens: int = 16384  # a completion that reaches it is truncated
     segment_tokens: int = 4096  # a completion is cut after so many tokens and may go on in another engine
-    temperature: float = 1.0
+    temperature: float = 1.0  # of sampling; log-probs on both sides follow it
     engines: int = 2  # SGLang servers
     engine_tp: int = 1  # GPUs (or CPU ranks) a server
     concurrency: int = 64  # trajectories in flight in one engine
@@ -84,26 +84,26 @@ class RolloutConfig:
 @dataclass(kw_only=True)
 class TrainerConfig:
     steps: int = 600  # RL steps of the run
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    tokens_per_microbatch: int = 16384
-    lr: float = 1e-6
+    tp: int = 1  # tensor-parallel ranks
+    pp: int = 1  # pipeline stages
+    dp: int = 1  # replicas; the trainer takes tp x pp x dp ranks
+    tokens_per_microbatch: int = 16384  # whole trajectories are packed into rows of so many tokens
+    lr: float = 1e-6  # peak learning rate of AdamW
     lr_schedule: str = "constant"  # constant | cosine
     warmup_steps: int = 0  # optimizer steps
     min_lr_fraction: float = 0.1  # of lr, at the end of a cosine
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
-    seed: int = 0
+    adam_beta1: float = 0.9  # decay of the first moment
+    adam_beta2: float = 0.95  # decay of the second moment
+    adam_eps: float = 1e-8  # added to the second moment's root
+    weight_decay: float = 0.0  # of AdamW, decoupled
+    clip_grad: float = 1.0  # largest norm of the whole gradient
+    seed: int = 0  # of the random state, and of how a batch is dealt to minibatches
     checkpoint_every: int = 20  # RL steps; 0: only the last
-    checkpoints_kept: int = 2
+    checkpoints_kept: int = 2  # the newest; older ones are deleted
     eval_every: int = 0  # RL steps between evaluations; 0: before the first and after the last
     eval_completions: int = 1  # sampled for each held-out prompt
     save_hf: bool = True  # the last weights as a Hugging Face folder in the run's folder
-    push_bucket_bytes: int = 512 * 1024 * 1024
+    push_bucket_bytes: int = 512 * 1024 * 1024  # weights gathered and broadcast at once
     push_s: float = 120.0  # deadline of one weight push
     stall_s: float = 900.0  # a batch that does not come for so long ends the run
     collective_s: float = 1200.0  # deadline of a collective
@@ -115,7 +115,7 @@ class RewardConfig:
     slots: int = 0  # sandboxes in one judge process; 0: one a core
     judges: int = 1  # judge processes
     cpu_limit_s: float = 8.0  # of one completion, unless its task says otherwise
-    memory_limit_mb: int = 1024
+    memory_limit_mb: int = 1024  # of one completion, unless its task says otherwise
     credit: str = "all"  # all: 1 if every test passes, else 0 | fraction: share of passed tests
     truncated_reward: float = 0.0  # of a completion that reached max_completion_tokens
 
@@ -124,7 +124,7 @@ class RewardConfig:
 class ClusterConfig:
     kind: str = "local"  # local | slurm
     device: str = "auto"  # auto | cpu | cuda
-    nodes: int = 1
+    nodes: int = 1  # machines of the run
     gpus_per_node: int = 0  # 0: those found on this machine
     base_port: int = 0  # first of the run's ports; 0: chosen from the run's folder, below the ephemeral range
     worker_restarts: int = 20  # of each restartable process
@@ -138,10 +138,10 @@ class PlanConfig:
     completion_tokens: float = 2500.0  # mean; the longest reach rollout.max_completion_tokens
     length_sigma: float = 1.0  # of the log of the length: at 1 the 99th percentile is ten medians
     sandbox_s: float = 8.0  # CPU seconds of one completion's tests
-    sandbox_cores: int = 1024
+    sandbox_cores: int = 1024  # CPU cores that run tests
     target_hours: float = 48.0  # for trainer.steps
-    gpu_memory_gb: float = 80.0
-    hbm_gb_s: float = 3350.0
+    gpu_memory_gb: float = 80.0  # of one GPU
+    hbm_gb_s: float = 3350.0  # memory bandwidth of one GPU
     peak_tflops: float = 989.0  # dense bf16
     nvlink_gb_s: float = 900.0  # of a GPU, both directions together
     network_gb_s: float = 50.0  # of a GPU's NIC
@@ -151,7 +151,7 @@ class PlanConfig:
     staleness_limit: int = 4  # the most that is searched: published runs learned as well up to 4, less well at 8
     max_cp: int = 1  # context parallelism that is searched
     compute_fraction: float = 0.40  # of peak, in the stated set of assumptions
-    bandwidth_fraction: float = 0.75
+    bandwidth_fraction: float = 0.75  # of peak, in the stated set of assumptions
     out: str = ""  # JSON file of the plan
     figures: str = ""  # HTML page of the figures
     show: list[str] = field(default_factory=list)  # sections of the report; none: all
@@ -159,10 +159,10 @@ class PlanConfig:
 
 @dataclass(kw_only=True)
 class RunConfig:
-    name: str = "run"
+    name: str = "run"  # one path component; "": the experiment, date and time
     output: str = "outputs"  # the run's folder is output/name
     resume: str = ""  # a run's folder to go on with
-    dry_run: bool = False
+    dry_run: bool = False  # show placement, costs and configuration; start nothing
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)

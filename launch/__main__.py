@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.load import read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
+from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig, check_resumed
 from launch.local import RunFailed
 from launch.prepare import PrepareError
@@ -39,6 +40,7 @@ _failures: list[tuple[str, int]] = []
 def _one_job(composed: DictConfig) -> float:
     """One run, or one job of a sweep; the number is what a sweep compares. A failed job does not end a sweep."""
     try:
+        check_presets(HydraConfig.get().overrides.task, composed)
         _name(composed, sweep=HydraConfig.get().mode == RunMode.MULTIRUN)
         return _run(to_run_config(composed), resumed=False)
     except KNOWN_ERRORS as error:

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 
-from conf.load import read_run, register, to_run_config, write_run
+from conf.load import read_run, refuse_secrets, register, to_run_config, write_run
 from conf.messages import UserError, one_line
+from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig
 
-EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml"))
+CONF = Path(__file__).parents[2] / "conf"
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +44,77 @@ def test_command_line_wins_over_the_experiment() -> None:
     assert composed("experiment=debug", "trainer.steps=7").trainer.steps == 7
 
 
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in node.items():
+        if isinstance(inner, dict):
+            yield from leaves(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name, inner
+
+
+def at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_what_an_experiment_sets_is_not_undone_by_a_preset_that_it_chooses(experiment: str) -> None:
+    body = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text())
+    del body["defaults"]
+    config = composed(f"experiment={experiment}")
+    assert {key: at(config, key) for key, _ in leaves(body)} == dict(leaves(body))
+
+
+def named(*overrides: str) -> None:
+    words = ["name=test", *overrides]
+    check_presets(words, compose("config", overrides=words))
+
+
+def test_preset_that_the_experiment_would_overrule_is_refused_with_what_to_say() -> None:
+    with pytest.raises(
+        ConfigError, match=r"rollout=synchronous sets rollout.max_staleness=0, but experiment=debug comes later and sets 2: give"
+    ):
+        named("experiment=debug", "rollout=synchronous")
+    named("experiment=debug", "rollout=synchronous", "rollout.max_staleness=0")
+    named("experiment=debug", "rollout=synchronous", "rollout.max_staleness=2")
+    named("experiment=debug", "reward=fraction")
+    named("model=debug", "data=debug", "rollout=synchronous", "trainer=cosine")
+
+
+def test_presets_of_a_run_compose_and_pass_the_checks() -> None:
+    for preset in (
+        "rollout=synchronous",
+        "rollout=bypass",
+        "trainer=cosine",
+        "reward=fraction",
+        "cluster=cpu",
+        "cluster=gpu_node",
+    ):
+        composed("experiment=debug", preset)
+    assert composed("experiment=debug", "rollout=bypass").rollout.window == 16
+
+
+def test_own_model_and_problems_need_no_file_of_their_own() -> None:
+    config = composed("model=folder", "model.path=m", "data=files", "data.train=[a.jsonl]", "trainer.tokens_per_microbatch=20480")
+    assert (config.model.path, config.data.train) == ("m", ["a.jsonl"])
+
+
+def test_value_of_a_secret_variable_is_refused_by_name_and_not_shown() -> None:
+    values = {"trainer": {"wandb_project": "p"}, "rollout": {"engine_args": ["--x", "--auth=s3cr3t-value"]}}
+    refuse_secrets(values, {"HOME": "s3cr3t-value", "MONKEY": "s3cr3t-value", "PIN_TOKEN": "value"})
+    with pytest.raises(ConfigError) as caught:
+        refuse_secrets(values, {"HF_TOKEN": "s3cr3t-value"})
+    assert "rollout.engine_args holds the value of $HF_TOKEN" in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_secret_that_is_interpolated_never_reaches_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    assert "holds the value of $WANDB_API_KEY" in complaint("experiment=debug", "trainer.wandb_project=${oc.env:WANDB_API_KEY}")
+    assert "0123456789abcdef" not in str(composed("experiment=debug"))
+
+
 def test_run_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
     config = composed("experiment=debug", "trainer.lr=1e-5", "rollout.engine_args=[--a,b]")
     write_run(config, tmp_path)
@@ -60,7 +135,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("rollout.engines=many", "rollout.engines: Value 'many' of type 'str' could not be converted to Integer"),
         ("data.train=file", "data.train: Invalid value assigned: str is not a ListConfig, list or tuple."),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
-        ("model=unknown", "Could not find 'model/unknown' Available options in 'model': debug kestrel_32b smollm2"),
+        ("model=unknown", "Could not find 'model/unknown' Available options in 'model': debug folder kestrel_32b smollm2"),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],
 )
