@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make run` (the debug job, on a machine without a GPU too) and `make test`.
 #
 #   make run [resume=outputs/NAME] [args="trainer.steps=5 rollout.max_staleness=0"]
-#   make test       the fast tests          make test-all   every test
+#   make test       the fast tests          make test-all   every test (without=slurm: but those that need a Slurm)
 #   make lint       ruff and mypy           make install    the environment alone
 
 SHELL := /bin/bash
@@ -35,10 +35,10 @@ run: $(INSTALLED)
 	@launch/debug.sh $(if $(resume),resume=$(resume)) $(args)
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not slow" tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not slow$(if $(without), and not $(without))" tests
 
 test-all: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q $(if $(without),-m "not $(without)") tests
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check
