@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TextIO
 
 from conf.schema import ConfigError, RunConfig
+from launch.doctor.examine import check_before_start
+from launch.doctor.node import port_is_free
 from launch.local import Interrupted, RunFailed, Supervisor
 from launch.placement import Node, Process, choose_base_port, describe, place
-from launch.preflight import check_data, check_extras, check_model, check_run_dir, held, port_is_free
 from launch.prepare import RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
 from launch.report import write_report
+from launch.run_dir import check_run_dir, held
 from rollout.keys import RunKeys
 
 LOGS = "logs"
@@ -31,13 +33,11 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
 
     started_s = time.monotonic()
     _check_place(config)
-    check_extras(config)
     check_run_dir(run_dir, resumed=resumed)
     prepare(RECIPES[config.model.prepare], say)
-    check_model(config)
-    check_data(config)
     base_port = choose_base_port(run_dir, config, port_is_free)
     processes = place(config, run_dir, local_nodes(config), base_port)
+    check_before_start(config, run_dir, processes, say)
     with held(run_dir):
         write()
         RunKeys.create(run_dir)
@@ -65,12 +65,15 @@ def dry_run(config: RunConfig) -> str:
     """The placement of a run, on whatever machine; nothing is made or started."""
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
+    return describe(place(config, run_dir, planned_nodes(config), base_port))
+
+
+def planned_nodes(config: RunConfig) -> list[Node]:
+    """This machine, or stand-ins for the nodes of a larger run."""
     count = config.cluster.nodes
     if count == 1:
-        nodes = local_nodes(config)
-    else:
-        nodes = [Node(name=f"node-{n:03d}", address=f"node-{n:03d}", gpus=config.cluster.gpus_per_node) for n in range(count)]
-    return describe(place(config, run_dir, nodes, base_port))
+        return local_nodes(config)
+    return [Node(name=f"node-{n:03d}", address=f"node-{n:03d}", gpus=config.cluster.gpus_per_node) for n in range(count)]
 
 
 def local_nodes(config: RunConfig) -> list[Node]:

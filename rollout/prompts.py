@@ -74,8 +74,8 @@ def load_tokenizer(model_path: str) -> Any:
     kind = transformers.PreTrainedTokenizerFast if verbatim else transformers.AutoTokenizer
     try:
         return kind.from_pretrained(model_path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"no tokenizer in model.path={model_path}: {error}") from error
+    except Exception as error:  # of a broken file tokenizers says no more than Exception, transformers KeyError
+        raise ProblemError(f"no tokenizer in model.path={model_path}: {type(error).__name__}: {error}") from error
 
 
 def load_prompts(sources: Sequence[str], tokenizer: Any, max_prompt_tokens: int) -> Prompts:
@@ -102,6 +102,18 @@ def read_problems(sources: Sequence[str]) -> list[Problem]:
             seen[problem.id] = where
             problems.append(problem)
     return problems
+
+
+def read_problem(line: str, where: str) -> Problem:
+    """The problem of one line of JSON. Raises ProblemError, which names `where`."""
+    return _problem(_parsed(line, where), where)
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ProblemError(f"{where}: broken JSON at column {error.colno}: {error.msg}") from error
 
 
 def render(problem: Problem, tokenizer: Any) -> Prompt:
@@ -131,10 +143,7 @@ def _rows_of_file(source: str) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                try:
-                    yield f"{source}:{number}", json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ProblemError(f"{source}:{number}: broken JSON at column {error.colno}: {error.msg}") from error
+                yield f"{source}:{number}", _parsed(line, f"{source}:{number}")
     except OSError as error:
         raise ProblemError(f"cannot read the problems {source}: {error.strerror}") from error
     except UnicodeDecodeError as error:

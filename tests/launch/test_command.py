@@ -1,6 +1,5 @@
 """The command line as a user meets it, in processes of its own."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.launch.stand_ins import write_model, write_problems
 
 PROJECT = Path(__file__).parents[2]
 
@@ -19,15 +20,8 @@ def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def model(tmp_path: Path) -> list[str]:
     """Arguments for a debug run on a model and problems that exist, but that nobody reads."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
-    (folder / "config.json").write_text(json.dumps(shape))
-    (folder / "model.safetensors").touch()
-    (folder / "tokenizer.json").touch()
-    (tmp_path / "train.jsonl").write_text(
-        '{"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}\n'
-    )
+    write_model(tmp_path / "model")
+    write_problems(tmp_path / "train.jsonl")
     return ["experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]"]
 
 

@@ -4,7 +4,6 @@
 starts from there find the stand-ins first.
 """
 
-import json
 import stat
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+
+from tests.launch.stand_ins import write_model, write_problems
 
 LIVES_UNTIL_CLOSED = """
 import pathlib, sys, time
@@ -48,15 +49,8 @@ def project(tmp_path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         (path.parent / "__init__.py").touch()
         path.write_text(source)
-    model = tmp_path / "model"
-    model.mkdir()
-    shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
-    (model / "config.json").write_text(json.dumps(shape))
-    (model / "model.safetensors").touch()
-    (model / "tokenizer.json").touch()
-    (tmp_path / "train.jsonl").write_text(
-        '{"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}\n'
-    )
+    write_model(tmp_path / "model")
+    write_problems(tmp_path / "train.jsonl")
     return tmp_path
 
 

@@ -1,0 +1,81 @@
+"""Whether a run could start and get through, before it does.
+
+    python -m launch.doctor experiment=debug [overrides]            every check
+    python -m launch.doctor --fast experiment=debug                 those that every launch makes by itself
+
+Within a Slurm allocation every node of the run is asked, else this machine alone. Exit codes: 0 nothing would fail · 1 something
+would, or the nodes could not be asked · 2 it was asked for wrongly.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from rich.console import Console
+from rich.table import Table
+
+from conf.load import register, to_run_config
+from conf.messages import UserError, one_line
+from conf.presets import check_presets
+from conf.schema import ConfigError, RunConfig
+from launch.doctor.case import DoctorError, gather
+from launch.doctor.examine import examine
+from launch.doctor.finding import Finding, Level
+from launch.doctor.node import port_is_free
+from launch.placement import choose_base_port, place
+from launch.run import planned_nodes, with_device
+
+FAST = "--fast"
+FAILED, ASKED_WRONGLY = 1, 2
+COLOURS = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
+
+
+def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
+    """Shows every finding; whether nothing would fail. Raises ConfigError, DoctorError."""
+    config = with_device(config)
+    run_dir = Path(config.output) / config.name
+    base_port = choose_base_port(run_dir, config, port_is_free)
+    case = gather(config, run_dir, place(config, run_dir, planned_nodes(config), base_port))
+    with console.status("asking"):
+        findings = list(examine(case, fast=fast))
+    console.print(table(findings))
+    worst = max((finding.level for _, finding in findings), default=Level.OK)
+    counts = {level: sum(f.level is level for _, f in findings) for level in Level}
+    console.print(", ".join(f"{count} {level}" for level, count in counts.items() if count))
+    return worst < Level.FAILURE
+
+
+def table(findings: Sequence[tuple[str, Finding]]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("check", "", "found", "what to do"):
+        shown.add_column(title, overflow="fold")
+    for name, finding in findings:
+        colour = COLOURS[finding.level]
+        shown.add_row(name, f"[{colour}]{finding.level}[/]", finding.said, finding.remedy)
+    return shown
+
+
+def main(arguments: Sequence[str]) -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
+    words = [word for word in arguments if word != FAST]
+    if not words or set(words) & {"-h", "--help"}:
+        print(__doc__)
+        return 0 if words else ASKED_WRONGLY
+    try:
+        register()
+        with initialize_config_module("conf", version_base="1.3"):
+            composed = compose("config", overrides=["name=doctor", *words])
+        check_presets(words, composed)
+        return 0 if diagnose(to_run_config(composed), fast=FAST in arguments, console=Console()) else FAILED
+    except DoctorError as error:
+        print(f"doctor: {error}", file=sys.stderr)
+        return FAILED
+    except (*UserError, ConfigError) as error:
+        print(f"doctor: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+        return ASKED_WRONGLY
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

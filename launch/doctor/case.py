@@ -1,0 +1,156 @@
+"""What is examined: a run that is about to start, and what its nodes say about themselves.
+
+The facts are gathered here, by a small script on every node and by every Python of the run (`node.py`); checks read them.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from conf.schema import ConfigError, RunConfig
+from launch.doctor.pins import pinned_packages
+from launch.placement import Process
+from launch.plan.inputs import read_model
+
+NODE_SCRIPT = Path(__file__).with_name("node.py")
+NODES_S = 60.0  # for all nodes to answer
+SHARED_S = 10.0  # for a file written on one node to be seen on another
+
+
+class DoctorError(RuntimeError):
+    """The facts could not be gathered; the message says from which nodes, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """What a node says, as one Python on it sees it. The fields are those of `node.facts`."""
+
+    node: str
+    time_s: float
+    python: str
+    python_version: str
+    packages: dict[str, str]
+    env: dict[str, str]
+    limits: dict[str, int]  # soft ones; -1: none
+    shm_bytes: int  # free in /dev/shm
+    memory_bytes: int  # available
+    overcommit: int  # vm.overcommit_memory
+    ephemeral_from: int  # first port that the kernel hands out by itself
+    interfaces: list[str]
+    gpus: list[dict[str, Any]]
+    canary: dict[str, str]
+    unseen: list[str]  # of the paths that were asked for
+    busy_ports: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    config: RunConfig
+    run_dir: Path
+    processes: Sequence[Process]
+    nodes: Sequence[Node] = ()
+    asked_s: tuple[float, float] = (0.0, 0.0)  # this machine's clock, before and after the nodes were asked
+    lost_canaries: Sequence[str] = ()  # nodes whose file did not come to be seen here
+
+    @property
+    def on_gpus(self) -> bool:
+        return self.config.cluster.device == "cuda"
+
+    @cached_property
+    def parameters(self) -> float:
+        """Of the model; 0 when that is not known."""
+        try:
+            return read_model(self.config).parameters
+        except (ConfigError, ValueError):
+            return 0.0
+
+    @cached_property
+    def roles_of(self) -> dict[str, list[str]]:
+        """Python -> the roles that it runs."""
+        found: dict[str, list[str]] = {}
+        for process in self.processes:
+            roles = found.setdefault(process.argv[0], [])
+            if process.role not in roles:
+                roles.append(process.role)
+        return found
+
+
+def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Case:
+    """Asks every node, with every Python that the run uses. Raises DoctorError."""
+    case = Case(config=config, run_dir=run_dir, processes=processes)
+    request = json.dumps(
+        {
+            "canary": str(existing(run_dir).resolve()),
+            "paths": [str(Path(path).resolve()) for path in _inputs(config)],
+            "ports": sorted({port for process in processes for port in process.ports.values()}),
+            "packages": pinned_packages(),
+        }
+    )
+    before_s = time.time()
+    with ThreadPoolExecutor() as pool:
+        commands = [_everywhere([python, str(NODE_SCRIPT), request], processes) for python in case.roles_of]
+        nodes = [node for answers in pool.map(_ask, commands) for node in answers]
+    after_s = time.time()
+    lost = tuple(_missing_canaries(nodes))
+    return Case(config=config, run_dir=run_dir, processes=processes, nodes=nodes, asked_s=(before_s, after_s), lost_canaries=lost)
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
+
+
+def _inputs(config: RunConfig) -> Iterator[str]:
+    yield config.model.path
+    yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)
+
+
+def _everywhere(command: list[str], processes: Sequence[Process]) -> list[str]:
+    """On this machine, or within a Slurm allocation as a step with one task on each node of the run."""
+    names = dict.fromkeys(process.node for process in processes)
+    if "SLURM_JOB_ID" not in os.environ:
+        return command
+    return ["srun", "--overlap", f"--nodes={len(names)}", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", *command]
+
+
+def _ask(command: list[str]) -> list[Node]:
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=NODES_S)
+    except OSError as error:
+        raise DoctorError(f"{command[0]} cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise DoctorError(f"`{' '.join(command[:6])} …` did not end within {NODES_S:g} s") from error
+    nodes = [Node(**json.loads(line)) for line in answer.stdout.splitlines() if line.startswith("{")]
+    if answer.returncode or not nodes:
+        raise DoctorError(f"`{' '.join(command[:6])} …` ended with {answer.returncode}: {answer.stderr.strip()[-600:]}")
+    return nodes
+
+
+def _missing_canaries(nodes: Sequence[Node]) -> Iterator[str]:
+    """Looks for the nodes' files, with patience for a shared file system, and removes them."""
+    until = time.monotonic() + SHARED_S
+    for node in nodes:
+        if "path" not in node.canary:
+            continue
+        path = Path(node.canary["path"])
+        while not _holds(path, node.canary["word"]) and time.monotonic() < until:
+            time.sleep(0.2)
+        if not _holds(path, node.canary["word"]):
+            yield node.node
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _holds(path: Path, word: str) -> bool:
+    try:
+        return path.read_text() == word
+    except OSError:
+        return False

@@ -1,0 +1,160 @@
+"""Checks of the model's folder: complete, whole, cut evenly by the layouts, accepted by the trainer, and able to ask a question.
+
+Only the headers of the weight files are read, so a model of any size takes milliseconds; a download that broke off is seen by
+its length.
+"""
+
+import json
+import struct
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launch.doctor.case import Case
+from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+LONGEST_HEADER = 100 * 1024**2  # of a safetensors file, by its format
+ACCEPT_S = 300.0
+DOWNLOAD = "download it again: hf download … --local-dir FOLDER"
+
+
+class BrokenFolder(ValueError):
+    """What is wrong with a file of the model."""
+
+
+def model_folder(case: Case) -> Finding:
+    """Configuration, tokenizer and every shard are there, and every shard has its full length."""
+    folder = Path(case.config.model.path)
+    if not folder.is_dir():
+        return failure(
+            f"model.path={case.config.model.path}: no such folder",
+            "give a Hugging Face folder (config.json, *.safetensors, tokenizer), or model=debug, which makes its own",
+        )
+    if not (folder / CONFIG).is_file() or not list(folder.glob("*.safetensors")):
+        return failure(f"model.path={folder}: holds no config.json, or no *.safetensors", "give a whole Hugging Face folder")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        return failure(f"model.path={folder}: holds no tokenizer.json", "copy the tokenizer's files into it")
+    try:
+        tensors, shards = read_tensors(folder)
+    except BrokenFolder as error:
+        return failure(str(error), DOWNLOAD)
+    size = sum((folder / shard).stat().st_size for shard in shards)
+    return ok(f"{folder}: {len(tensors)} tensors in {len(shards)} file(s), {size / 1e9:.2f} GB")
+
+
+def read_tensors(folder: Path) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """Name -> shape of every tensor, and the files that hold them. Raises BrokenFolder."""
+    index = folder / INDEX
+    if not index.is_file():
+        shards = sorted(path.name for path in folder.glob("*.safetensors"))
+        return {name: shape for shard in shards for name, shape in read_header(folder / shard).items()}, shards
+    try:
+        shard_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+        raise BrokenFolder(f"{index} is broken: {error}") from error
+    shards = sorted(set(shard_of.values()))
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise BrokenFolder(f"{folder}: {len(missing)} of {len(shards)} shards are missing, {missing[0]} first")
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    if strangers := [name for name, shard in shard_of.items() if name not in headers[shard]]:
+        raise BrokenFolder(f"{folder / shard_of[strangers[0]]} does not hold {strangers[0]}, which {INDEX} says is there")
+    return {name: headers[shard][name] for name, shard in shard_of.items()}, shards
+
+
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of a safetensors file (8 bytes of length, so much JSON, then the tensors). Raises BrokenFolder."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 0 < length <= min(LONGEST_HEADER, size - 8):
+            raise BrokenFolder(f"{path} is no whole safetensors file: {size} bytes, a header of {length}")
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise BrokenFolder(f"{path}: its header is broken: {error}") from error
+    header.pop("__metadata__", None)
+    needed = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if size != needed:
+        raise BrokenFolder(f"{path} has {size} bytes, and {needed} by its header")
+    return {name: tuple(tensor["shape"]) for name, tensor in header.items()}
+
+
+@cache
+def read_shape(folder: Path) -> dict[str, Any]:
+    """The model's config.json; raises OSError, ValueError."""
+    shape: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    return shape
+
+
+def layout(case: Case) -> Finding:
+    """The trainer's and the engines' layouts cut the model evenly, and its positions reach."""
+    folder = Path(case.config.model.path)
+    if not (folder / CONFIG).is_file():
+        return skipped("the model's shape is not known")
+    try:
+        shape = read_shape(folder)
+    except ValueError as error:
+        return failure(f"{folder / CONFIG} is broken: {error}", DOWNLOAD)
+    return judge_layout(case, shape)
+
+
+def judge_layout(case: Case, shape: dict[str, Any]) -> Finding:
+    """`shape` is the model's config.json."""
+    trainer, rollout, model = case.config.trainer, case.config.rollout, case.config.model.path
+    heads = shape.get("num_attention_heads", 0)
+    kv_heads = shape.get("num_key_value_heads") or heads
+
+    def faults() -> Iterator[Finding]:
+        for key, degree, what, amount in (
+            ("trainer.tp", trainer.tp, "attention heads", heads),
+            ("trainer.tp", trainer.tp, "key-value heads", kv_heads),
+            ("trainer.tp", trainer.tp, "feed-forward columns", shape.get("intermediate_size", 0)),
+            ("trainer.pp", trainer.pp, "layers", shape.get("num_hidden_layers", 0)),
+            ("rollout.engine_tp", rollout.engine_tp, "attention heads", heads),
+        ):
+            if amount % degree:
+                divisors = [str(d) for d in range(1, amount + 1) if not amount % d]
+                yield failure(
+                    f"{key}={degree} does not divide the {amount} {what} of {model}", f"choose of {', '.join(divisors)}"
+                )
+        longest = case.config.data.max_prompt_tokens + rollout.max_completion_tokens
+        positions = shape.get("max_position_embeddings")
+        if positions and longest > positions:
+            yield failure(
+                f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}, but {model} has only {positions} positions "
+                "(max_position_embeddings)",
+                "lower one of them",
+            )
+
+    return worst(faults(), ok(f"TP{trainer.tp} PP{trainer.pp} DP{trainer.dp}, engines TP{rollout.engine_tp}"))
+
+
+def trainer_accepts(case: Case) -> Finding:
+    """The trainer itself, in its own environment, says that it knows the model and finds every tensor."""
+    if not Path(case.config.model.path).is_dir():
+        return skipped("there is no model folder")
+    python = next((python for python, roles in case.roles_of.items() if "trainer" in roles), None)
+    if python is None:
+        return skipped("no trainer is placed")
+    trainer = case.config.trainer
+    command = [python, "-m", "trainer.accepts", case.config.model.path, "--tp", str(trainer.tp), "--pp", str(trainer.pp)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ACCEPT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return failure(f"`{' '.join(command[:3])}` cannot be run: {error}", "mend the trainer's Python environment")
+    if answer.returncode:
+        said = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+        return failure(said, "choose a model of a known family, or mend the trainer's Python environment")
+    return ok(answer.stdout.strip())
+
+
+CHECKS = (
+    Check(name="model folder", ask=model_folder),
+    Check(name="layout", ask=layout),
+    Check(name="trainer accepts", ask=trainer_accepts, fast=False),
+)

@@ -1,0 +1,186 @@
+"""Checks of the problems and of what makes prompts of them: readable, gradable, short enough, held out where they should be."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.doctor.case import Case
+from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
+from launch.doctor.model_folder import CONFIG, read_shape
+from reward.task import TaskError, parse_task
+from rollout.prompts import Problem, ProblemError, load_tokenizer, read_problem, render
+
+REMOTE = "hf://"
+FAST_BYTES = 4 * 1024**2  # of each file that are read at a launch; the queue server reads all of it
+MOST_RENDERED = 2000
+TOO_LONG_FRACTION = 0.05
+JUDGE_S = 60.0
+TINY_JOB = {
+    "id": "doctor", "prompt": "Add.", "solution": "def add(a, b):\n    return a + b\n",
+    "task": {"kind": "calls", "entry_point": "add", "tests": [{"args": [1, 2], "expected": 3}]},
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Read:
+    """What was read of the files of one setting."""
+
+    key: str
+    problems: list[Problem] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # why, with file and line
+
+
+def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read:
+    """The problems of JSONL files, none skipped over in silence; remote data sets are left out."""
+    found, seen = Read(key), dict[str, str]()
+    for source in (s for s in sources if not s.startswith(REMOTE)):
+        try:
+            for where, line in _lines(Path(source), most_bytes):
+                try:
+                    problem = read_problem(line, where)
+                    parse_task(problem.task)
+                except ProblemError as error:
+                    found.refused.append(str(error))
+                    continue
+                except TaskError as error:
+                    found.refused.append(f"{where}: problem {problem.id!r} cannot be graded: {error}")
+                    continue
+                if problem.id in seen:
+                    found.refused.append(f"{where}: id {problem.id!r} was used before, at {seen[problem.id]}")
+                    continue
+                seen[problem.id] = where
+                found.problems.append(problem)
+        except OSError as error:
+            found.refused.append(f"cannot read the problems {source}: {error.strerror}")
+        except UnicodeDecodeError as error:
+            found.refused.append(f"{source} is not UTF-8 text: {error}")
+    return found
+
+
+def _lines(path: Path, most_bytes: int | None) -> Iterator[tuple[str, str]]:
+    read = 0
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            read += len(line)
+            if most_bytes is not None and read > most_bytes:
+                return
+            if line.strip():
+                yield f"{path}:{number}", line
+
+
+def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
+    counts = []
+    data = case.config.data
+    for key, sources in (("data.train", data.train), ("data.heldout", data.heldout)):
+        remote = [source for source in sources if source.startswith(REMOTE)]
+        if remote and importlib.util.find_spec("datasets") is None:
+            return failure(f"{key}: {remote[0]} needs the package `datasets`", "pip install datasets, or use a JSONL file")
+        if len(remote) == len(sources):
+            continue
+        read = read_local(key, sources, most_bytes)
+        if read.refused:
+            total = len(read.refused) + len(read.problems)
+            many = f" ({len(read.refused)} of {total} lines are refused)" if len(read.refused) > 1 else ""
+            return failure(f"{key}: {read.refused[0]}{many}", "mend or remove the line")
+        if not read.problems:
+            return failure(f"{key}: no problems in {', '.join(sources)}", "name files that hold problems, one JSON object a line")
+        counts.append(f"{len(read.problems)} of {key}")
+    return ok(" and ".join(counts) + (" are looked at" if most_bytes else "")) if counts else skipped("all are remote")
+
+
+def first_problems(case: Case) -> Finding:
+    return _judge_problems(case, FAST_BYTES)
+
+
+def all_problems(case: Case) -> Finding:
+    return _judge_problems(case, None)
+
+
+def held_out(case: Case) -> Finding:
+    """A held-out problem that is trained on measures memory, not skill."""
+    data = case.config.data
+    if not data.heldout:
+        return skipped("no held-out problems")
+    trained = {_asked(problem) for problem in read_local("data.train", data.train, None).problems}
+    kept = read_local("data.heldout", data.heldout, None).problems
+    if both := [problem.id for problem in kept if _asked(problem) in trained]:
+        return warning(
+            f"{len(both)} of {len(kept)} held-out problems are trained on too, {both[0]!r} first", "take them out of data.train"
+        )
+    return ok(f"none of {len(kept)} is trained on")
+
+
+def _asked(problem: Problem) -> str:
+    return json.dumps([list(map(dict, problem.messages)), problem.prefill], sort_keys=True)
+
+
+def prompts(case: Case) -> Finding:
+    """The tokenizer loads, knows no more than the model, has a template, and the prompts are short enough."""
+    folder = Path(case.config.model.path)
+    if not (folder / CONFIG).is_file():
+        return skipped("there is no model folder")
+    try:
+        tokenizer = load_tokenizer(str(folder))
+        problems = read_local("data.train", case.config.data.train, None).problems
+        rendered = [render(problem, tokenizer) for problem in problems[:MOST_RENDERED]]
+    except ProblemError as error:
+        return failure(str(error), "mend the tokenizer's files or the problem")
+    return judge_prompts(case, tokenizer, [len(prompt.tokens) for prompt in rendered])
+
+
+def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding:
+    rows = read_shape(Path(case.config.model.path)).get("vocab_size", 0)
+    if len(tokenizer) > rows:
+        return failure(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows", "take the tokenizer of this model"
+        )
+    if tokenizer.eos_token_id is None:
+        return failure(
+            "the tokenizer has no end-of-sequence token: completions would never stop", "set eos_token in tokenizer_config.json"
+        )
+    limit = case.config.data.max_prompt_tokens
+    too_long = sum(length > limit for length in lengths)
+    if lengths and too_long == len(lengths):
+        return failure(f"all of {len(lengths)} prompts are longer than data.max_prompt_tokens={limit}", "raise it")
+    if too_long > TOO_LONG_FRACTION * len(lengths):
+        return warning(
+            f"{too_long} of {len(lengths)} prompts are longer than data.max_prompt_tokens={limit}", "raise it, or accept the loss"
+        )
+    return ok(f"{len(tokenizer)} tokens; {len(lengths)} prompts of up to {max(lengths, default=0)} of {limit} tokens")
+
+
+def sandbox(case: Case) -> Finding:
+    """A right solution, run as a judge would run it, passes."""
+    python = next((python for python, roles in case.roles_of.items() if "judge" in roles), sys.executable)
+    return run_tiny_job([python, "-m", "reward.check"])
+
+
+def run_tiny_job(judge: Sequence[str]) -> Finding:
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(json.dumps(TINY_JOB) + "\n")
+        file.flush()
+        try:
+            answer = subprocess.run([*judge, file.name], capture_output=True, text=True, timeout=JUDGE_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return failure(f"a tiny job could not be judged: {error}", "mend the judges' Python environment")
+    if answer.returncode:
+        said = " ".join((answer.stderr or answer.stdout).split())[-300:]
+        return failure(
+            f"a tiny job did not pass: {said}", "allow user namespaces or install bubblewrap on the judges' nodes: docs/reward.md"
+        )
+    return ok("a tiny job passed")
+
+
+CHECKS = (
+    Check(name="problems", ask=first_problems),
+    Check(name="all problems", ask=all_problems, fast=False),
+    Check(name="held-out problems", ask=held_out, fast=False),
+    Check(name="prompts", ask=prompts, fast=False),
+    Check(name="sandbox", ask=sandbox, fast=False),
+)
