@@ -20,7 +20,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -34,7 +38,6 @@ from trainer.parallel import Mesh
 from trainer.spec import ModelError, ModelSpec
 
 Recompute = Literal["none", "selective", "full"]
-_MASKED_LOGIT = -1e9  # finite: an infinite logit makes the entropy's 0 x -inf a NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,8 @@ def build(
             rope_scaling_factor=spec.rope_scaling.factor if spec.rope_scaling else 1.0,
             vp_stage=chunk if mesh.layout.vpp > 1 else None,
         )
-        model.padded_columns = padded_columns(spec, mesh)
+        if model.post_process:
+            model.output_layer.forward = _pass_on
         chunks.append(model.to(mesh.device))
     _mark_cut_parameters(chunks, spec, mesh)
     return chunks
@@ -214,29 +218,40 @@ def parameter_of(chunks: Sequence[torch.nn.Module], placement: Placement) -> tor
 def forward(chunk: torch.nn.Module, tokens: Tensor, positions: Tensor, packed: Packed) -> Tensor:
     """Runs one chunk over one packed microbatch; inside a schedule's forward step, which supplies the chunk's input.
 
-    tokens and positions are i64[1, T]; the lengths of `packed` add up to T. Returns hidden states, or on the last chunk
-    the logits [1, T, V / tp] in the model's dtype: this rank's part of the vocabulary, its padding masked.
+    tokens and positions are i64[1, T]; the lengths of `packed` add up to T. Returns hidden states, on the last chunk after its
+    norm, [1, T, h]; with sequence parallelism this rank's part of T. `chosen_rows` and `output_weight` lead on to log-probs.
     """
-    model = bare(chunk)
-    # bf16 logits stay bf16: the log-prob code upcasts in chunks, and never needs all of them in fp32.
-    options = {"fp32_output": False} if model.config.bf16 else {}
+    # Nothing here upcasts: the log-prob code does, in chunks.
+    options = {"fp32_output": False} if bare(chunk).config.bf16 else {}
     output: Tensor = chunk(input_ids=tokens, position_ids=positions, attention_mask=None, packed_seq_params=packed, **options)
-    return _mask_padding(output, model.padded_columns) if model.post_process else output
+    return output
 
 
-def padded_columns(spec: ModelSpec, mesh: Mesh) -> int:
-    """How many of this rank's vocabulary columns are padding; they are its last."""
-    width = spec.padded_vocab(mesh.layout.tp) // mesh.layout.tp
-    real = min(max(spec.vocab - mesh.tp_rank * width, 0), width)
-    return width - real
+def _pass_on(hidden: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None) -> tuple[Tensor, None]:
+    """What the output layer does instead of making the logits of all tokens: it only holds the weight (trainer/logprobs.py).
+    It is still called as a module, so that the hooks which wait for overlapped parameter gathers run.
+    """
+    return hidden, None
 
 
-def _mask_padding(logits: Tensor, padded: int) -> Tensor:
-    """Takes padding out of every softmax: its zero weights would give it a logit of 0."""
-    if padded == 0:
-        return logits
-    columns = torch.arange(logits.size(-1), device=logits.device)
-    return logits.masked_fill(columns >= logits.size(-1) - padded, _MASKED_LOGIT)
+def chosen_rows(chunk: torch.nn.Module, hidden: Tensor, rows: Tensor) -> Tensor:
+    """hidden as the last chunk returns it, rows i64[m] of all T -> [m, h], the same on every tensor-parallel rank.
+
+    Backward sums over these ranks what each finds for its part of the vocabulary.
+    """
+    config = bare(chunk).config
+    hidden = hidden.transpose(0, 1)
+    if config.sequence_parallel:
+        hidden = gather_from_sequence_parallel_region(hidden)
+    else:
+        hidden = copy_to_tensor_model_parallel_region(hidden)
+    return hidden[:, 0].index_select(0, rows)
+
+
+def output_weight(chunk: torch.nn.Module) -> torch.nn.Parameter:
+    """The output embedding's rows of this rank [V / tp, h], its padding included; on the last chunk."""
+    model = bare(chunk)
+    return model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else model.output_layer.weight
 
 
 def wrap(chunks: list[GPTModel], *, overlap: bool = False) -> list[DistributedDataParallel]:

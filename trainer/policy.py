@@ -115,14 +115,14 @@ class Policy:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
 
-    def _run(self, examples: Sequence[Example], on_logits, forward_only: bool) -> list:
+    def _run(self, examples: Sequence[Example], on_hidden, forward_only: bool) -> list:
         def forward_step(examples_left: Iterator[Example], chunk: torch.nn.Module):
             example = next(examples_left)
             microbatch, device = example.microbatch, self.mesh.device
             packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device)
             tokens = torch.from_numpy(microbatch.tokens)[None].to(device)
             positions = torch.from_numpy(microbatch.positions)[None].to(device)
-            return model.forward(chunk, tokens, positions, packed), partial(on_logits, example)
+            return model.forward(chunk, tokens, positions, packed), partial(on_hidden, chunk, example)
 
         return self._schedule(
             forward_step_func=forward_step,
@@ -135,26 +135,26 @@ class Policy:
             collect_non_loss_data=forward_only,
         )
 
-    def _token_logprobs(self, example: Example, logits: Tensor) -> tuple[Tensor, Tensor]:
-        device = self.mesh.device
-        rows = torch.from_numpy(example.microbatch.rows).to(device)
-        targets = torch.from_numpy(example.microbatch.targets).to(device)
-        logits = logits.reshape(-1, logits.shape[-1])
+    def _token_logprobs(self, chunk: torch.nn.Module, example: Example, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        device, weight = self.mesh.device, model.output_weight(chunk)
         return token_logprobs(
-            logits[rows],
-            targets,
+            model.chosen_rows(chunk, hidden, torch.from_numpy(example.microbatch.rows).to(device)),
+            weight,
+            torch.from_numpy(example.microbatch.targets).to(device),
             temperature=self._temperature,
-            vocab_start=self.mesh.tp_rank * logits.shape[-1],
-            group=self.mesh.tp_group,
             vocab_size=self.spec.vocab,
+            vocab_start=self.mesh.tp_rank * len(weight),
+            group=self.mesh.tp_group,
         )
 
-    def _collect_logprobs(self, example: Example, logits: Tensor, non_loss_data: bool) -> Tensor:
-        return self._token_logprobs(example, logits)[0]
+    def _collect_logprobs(self, chunk: torch.nn.Module, example: Example, hidden: Tensor, non_loss_data: bool) -> Tensor:
+        return self._token_logprobs(chunk, example, hidden)[0]
 
-    def _loss(self, example: Example, logits: Tensor, *, means: TokenMeans) -> tuple[Tensor, Tensor, dict]:
+    def _loss(
+        self, chunk: torch.nn.Module, example: Example, hidden: Tensor, *, means: TokenMeans
+    ) -> tuple[Tensor, Tensor, dict]:
         microbatch, device = example.microbatch, self.mesh.device
-        current, entropies = self._token_logprobs(example, logits)
+        current, entropies = self._token_logprobs(chunk, example, hidden)
         assert example.old is not None and example.advantages is not None
         losses, figures = token_losses(
             self._objective,
@@ -166,7 +166,7 @@ class Policy:
         )
         for name, values in figures.items():
             means.add(name, values)
-        means.add("entropy/mean", entropies)
+        means.add("entropy/mean", entropies.detach())
         weights = torch.from_numpy(microbatch.weights).to(device)
         tokens = torch.tensor(microbatch.sampled_tokens, dtype=torch.int, device=device)
         return (losses * weights).sum(), tokens, {}

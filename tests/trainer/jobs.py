@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from torch import Tensor
 
 from trainer import attention, checkpoint, hf_weights, model, parallel
+from trainer.logprobs import token_logprobs
 from trainer.parallel import Layout, Mesh
 from trainer.spec import read_spec
 
@@ -77,10 +78,15 @@ def forward_step(examples: Iterator[int], chunk: torch.nn.Module) -> tuple[Tenso
     packed = attention.pack(PACKINGS[number], tokens.device)
     output = model.forward(chunk, tokens[:, :-1], positions, packed)
 
-    def loss(logits: Tensor, non_loss_data: bool = False) -> Any:
+    def loss(hidden: Tensor, non_loss_data: bool = False) -> Any:
+        rows, weight = model.chosen_rows(chunk, hidden, torch.arange(TOKENS)), model.output_weight(chunk)
         if non_loss_data:
-            return logits
-        summed = vocab_parallel_cross_entropy(logits.float().clone(), tokens[:, 1:]).sum()
+            return rows @ weight.t()
+        group = parallel_state.get_tensor_model_parallel_group()
+        logprobs, _ = token_logprobs(
+            rows, weight, tokens[0, 1:], temperature=1.0, vocab_size=VOCAB, vocab_start=group.rank() * len(weight), group=group
+        )
+        summed = -logprobs.sum()
         return summed, torch.tensor(TOKENS, dtype=torch.int), {"loss": summed.detach().clone()}
 
     return output, loss
@@ -127,7 +133,7 @@ def forward_and_export(folder: str, layout: Layout) -> Forward:
     if mesh.is_last_stage:
         parts = [torch.empty_like(outputs[0]) for _ in range(layout.tp)]
         dist.all_gather(parts, outputs[0], group=mesh.tp_group)
-        logits = torch.cat(parts, dim=-1)[0, :, :VOCAB]
+        logits = torch.cat(parts, dim=-1)[:, :VOCAB]
     manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, torch.float32)]
     weights = exported(chunks, spec, mesh)
     parallel.shutdown()

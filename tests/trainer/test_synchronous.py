@@ -40,8 +40,9 @@ def sample(policy, tokens: Sequence[int], count: int, *, seed: Sequence[int], of
         packed = attention.pack([len(tokens)], policy.mesh.device)
         ids = torch.tensor([tokens])
         with torch.no_grad():
-            logits = model.forward(policy.chunks[0], ids, torch.arange(len(tokens))[None], packed)
-        log_softmax = torch.log_softmax(logits.reshape(-1, VOCAB)[-1], dim=-1)
+            hidden = model.forward(policy.chunks[0], ids, torch.arange(len(tokens))[None], packed)
+            logits = hidden[0, -1] @ model.output_weight(policy.chunks[0]).t()
+        log_softmax = torch.log_softmax(logits[:VOCAB], dim=-1)
         draw = np.random.default_rng([*seed, place]).random()
         token = min(int((log_softmax.exp().cumsum(0) < draw).sum()), VOCAB - 1)
         tokens.append(token)
