@@ -24,7 +24,8 @@ from conf.schema import ConfigError, RunConfig
 from rollout.journal import Journal, JournalError
 from rollout.keys import KeysError, RunKeys
 from rollout.ledger import Ledger
-from rollout.prompts import ProblemError, Prompts, PromptStream, load_prompts, load_tokenizer
+from rollout.prompts import ProblemError, PromptStream
+from rollout.rendered import rendered
 from rollout.rules import Rules, RulesError
 from rollout.server import LONGEST_MESSAGE_BYTES, QueueServer
 
@@ -107,27 +108,18 @@ def numeric(endpoint: str) -> str:
         raise StartError(f"--bind {endpoint!r}: the host {host!r} is not known: {error}") from error
 
 
-def open_server(config: RunConfig, journal: Journal, rules: Rules) -> QueueServer:
+def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) -> QueueServer:
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
-    tokenizer = load_tokenizer(config.model.path)
-
-    def prompts(name: str, sources: list[str]) -> Prompts:
-        found = load_prompts(sources, tokenizer, config.data.max_prompt_tokens)
-        log.info("%s: %d prompts, %d are too long", name, len(found.usable), len(found.too_long))
-        return found
-
-    train, heldout = prompts("train", config.data.train), prompts("heldout", config.data.heldout)
+    prompts = rendered(config, run / "prompts")
     began = time.monotonic()
     ledger = Ledger.replay(rules, journal.read())
     log.info("%s replayed in %.1f s: version %d", journal.path, time.monotonic() - began, ledger.version)
     return QueueServer(
         ledger=ledger,
         journal=journal,
-        stream=PromptStream(train.usable, config.data.seed),
-        evals={"heldout": heldout.usable},
-        decode_tokens=lambda tokens: tokenizer.decode(
-            tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        ),
+        stream=PromptStream(prompts.train, config.data.seed),
+        evals={"heldout": prompts.heldout},
+        decode_tokens=prompts.decode,
         lease_s=config.rollout.lease_s,
         stall_s=config.trainer.stall_s,
         now=time.monotonic(),
@@ -169,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
             closing(Door(options.bind, RunKeys.load(options.run))) as door,
             closing(Journal(options.run / "ledger.db", rules)) as journal,
         ):
-            server = open_server(config, journal, rules)
+            server = open_server(config, options.run, journal, rules)
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
     except (ConfigError, KeysError, RulesError, StartError, ProblemError) as error:

@@ -29,6 +29,7 @@ was given to an earlier epoch is never run by a later one, but handed back: an e
 import asyncio
 import json
 import logging
+import secrets
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -54,6 +55,7 @@ RESTART_PAUSE_S = 1.0
 FIRST_TRIES = 2  # of a worker's first start: the engine of a killed predecessor may not be quite gone
 DRAIN_S = 5.0  # for all flights to come back and be reported when the worker ends
 LEAVE_S = 1.5
+EPOCH_BITS = 53  # a whole number also for readers that know floats only
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -183,7 +185,7 @@ class Worker:
     async def _serve(self) -> None:
         """One start of the engine, until it ends. Raises EngineStartError."""
         began_s = time.monotonic()
-        epoch = time.time_ns() // 1_000_000  # differs from that of every other start, also of an earlier worker's
+        epoch = secrets.randbits(EPOCH_BITS)  # differs from that of every other start, also of an earlier worker's
         self._engine.start()
         await self._engine.wait_ready(self._config.engine_start_s)
         self.meter.engine_starts += 1

@@ -53,10 +53,11 @@ class FakeEngine:
         api_key: str = "",
         admin_api_key: str = "",
         context_length: int = CONTEXT_TOKENS,
+        token_s: float = TOKEN_S,
     ) -> None:
         self.host, self.port, self.version = host, port, version
         self.api_key, self.admin_api_key = api_key, admin_api_key or api_key
-        self.token_s = TOKEN_S
+        self.token_s = token_s
         self.context_length = context_length
         self.calls: list[str] = []
         self.weights: dict[str, Any] = {}
@@ -287,6 +288,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--context-length", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--token-s", type=float, default=TOKEN_S, help="time that one token takes")
     parser.add_argument("--config", help="a file with the keys, as `Engine` writes it")
     arguments, _ = parser.parse_known_args()
     keys: dict[str, str] = {}
@@ -298,6 +300,7 @@ def main() -> None:
         port=arguments.port,
         version=arguments.weight_version,
         context_length=arguments.context_length,
+        token_s=arguments.token_s,
         api_key=keys.get("api-key", ""),
         admin_api_key=keys.get("admin-api-key", ""),
     )

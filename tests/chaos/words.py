@@ -1,0 +1,41 @@
+"""A vocabulary whose completions are Python that a real sandbox can grade: the parity of their tokens.
+
+Decoded, the tokens 12, 45 and 7 (which ends) are `12&1^ 45&1^ 7&1`; after the prefill `f = lambda: ` that is a function, and
+the task asks for f() == 1.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.rollout.fake_engine import VOCABULARY
+
+STOPS = (7, 77, 177, 277)
+PREFILL = "f = lambda: "
+TASK = {"kind": "calls", "entry_point": "f", "tests": [{"args": [], "expected": 1}]}
+
+
+def worth(completion: Sequence[int]) -> float:
+    """The reward of a completion that ended by itself. Token 0 stands for unknown words and is not decoded."""
+    return float(sum(token & 1 for token in completion) % 2)
+
+
+def word(token: int) -> str:
+    return f"{token}&1" if token in STOPS else f"{token}&1^"
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word(i): i for i in range(VOCABULARY)}, unk_token=word(0)))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=word(0)).save_pretrained(folder)
+
+
+def write_problems(path: Path, count: int) -> None:
+    lines = [
+        {"id": f"p{i}", "prompt": f"{word(i)} {word(i + 1)} ", "raw": True, "prefill": PREFILL, "task": TASK}
+        for i in range(8, 8 + count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
