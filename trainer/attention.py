@@ -4,17 +4,26 @@
 Megatron's self-attention: sequences of similar length are padded into one batch and go through scaled-dot-product
 attention together, so that many short sequences do not cost a kernel call each. Padding lies behind each sequence and
 the mask is causal, so no real token ever sees it.
+
+With context parallelism a rank has the queries of two chunks of each sequence (`packing.held_positions`) and gathers the keys
+and values of all ranks. Transformer Engine passes them round a ring instead; the result is the same.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from trainer.packing import held_positions
 
 _MOST_PADDING = 0.25  # share of a batch of sequences that may be padding before another batch is opened
 
@@ -27,33 +36,64 @@ class Lengths(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Gather and scatter indices of sequences padded to `longest`."""
+    """Sequences padded to `longest` tokens: where their queries and keys are taken from, where the outputs go."""
 
     sequences: int
     longest: int
-    gather: Tensor  # i64[sequences * longest], positions in the microbatch; padding repeats the sequence's first
-    real: Tensor  # i64[tokens], which of the gathered rows are no padding
+    queries: Tensor  # i64[sequences * longest / cp], places on this rank; padding repeats the sequence's first
+    real: Tensor  # i64[tokens / cp], which of these rows are no padding
+    positions: Tensor  # i64[sequences, longest / cp], in its sequence, of each query
+    keys: Tensor  # i64[sequences * longest], places in the whole microbatch; padding repeats the sequence's first
 
 
 @dataclass
 class Packed(PackedSeqParams):
     """The sequences of one microbatch, as Megatron passes them to attention and rotary embedding (THD)."""
 
-    batches: tuple[Batch, ...] = field(default=())
-    restore: Tensor | None = None  # i64[tokens], from the order of `batches` back to the microbatch's
+    lengths: tuple[int, ...] = ()
+    cp: int = 1
+    cp_rank: int = 0
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """Made when the first layer attends; Transformer Engine needs none."""
+        assert self.cu_seqlens_q is not None
+        device, parts = self.cu_seqlens_q.device, self._held
+        return tuple(
+            Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in _batch(group, parts[self.cp_rank], self.cp)))
+            for group in group_by_length(self.lengths)
+        )
+
+    @cached_property
+    def restore(self) -> Tensor:
+        """i64[tokens / cp], from the order of `batches` back to this rank's."""
+        return torch.cat([batch.queries[batch.real] for batch in self.batches]).argsort()
+
+    @cached_property
+    def in_order(self) -> Tensor:
+        """i64[tokens], from the ranks' tokens, one rank's after another's, to the microbatch's order."""
+        assert self.cu_seqlens_q is not None
+        return torch.from_numpy(np.concatenate(self._held).argsort()).to(self.cu_seqlens_q.device)
+
+    @cached_property
+    def _held(self) -> list[np.ndarray]:
+        boundaries = np.cumsum([0, *self.lengths])
+        if self.cp == 1:
+            return [np.arange(boundaries[-1])]
+        return [held_positions(boundaries, self.cp, rank) for rank in range(self.cp)]
 
 
-def pack(lengths: Sequence[int], device: torch.device) -> Packed:
+def pack(lengths: Sequence[int], device: torch.device, *, cp: int = 1, cp_rank: int = 0) -> Packed:
     """Describes sequences of these lengths, lying one after another and filling the microbatch.
 
-    Padding at the end of a microbatch is a sequence of its own: count it in `lengths`.
+    Padding at the end of a microbatch is a sequence of its own: count it in `lengths`. With context parallelism the lengths are
+    those of the whole sequences, each a multiple of 2 cp.
     """
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    batches = tuple(_batch(group) for group in group_by_length(lengths))
-    order = torch.cat([batch.gather[batch.real] for batch in batches])
-    bounds = ends.to(device=device, dtype=torch.int32)
+    multiple = 2 * cp if cp > 1 else 1
+    if not lengths or min(lengths) < 1 or any(length % multiple for length in lengths):
+        need = f"a positive multiple of 2 cp = {multiple} tokens" if cp > 1 else "at least one token"
+        raise ValueError(f"packed sequences need {need} each, got lengths {list(lengths)}")
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
     longest = max(lengths)
     return Packed(
         qkv_format="thd",
@@ -61,8 +101,9 @@ def pack(lengths: Sequence[int], device: torch.device) -> Packed:
         cu_seqlens_kv=bounds,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        batches=tuple(batch._replace(gather=batch.gather.to(device), real=batch.real.to(device)) for batch in batches),
-        restore=order.argsort().to(device),
+        lengths=tuple(lengths),
+        cp=cp,
+        cp_rank=cp_rank,
     )
 
 
@@ -85,13 +126,22 @@ def _padding(group: list[tuple[int, int]]) -> float:
     return 1 - sum(length for length, _ in group) / (group[0][0] * len(group))
 
 
-def _batch(group: Lengths) -> Batch:
+def _batch(group: Lengths, held: np.ndarray, cp: int) -> Batch:
     longest = group.lengths[0]
-    starts = torch.tensor(group.starts)[:, None]
-    offsets = torch.arange(longest)[None, :]
-    is_real = offsets < torch.tensor(group.lengths)[:, None]
-    gather = starts + torch.where(is_real, offsets, 0)
-    return Batch(len(group.lengths), longest, gather.flatten(), is_real.flatten().nonzero()[:, 0])
+    starts, lengths = np.array(group.starts)[:, None], np.array(group.lengths)[:, None]
+    offsets = np.arange(longest)[None, :]
+    # A rank's tokens lie in the order of the sequences too, so its part of one begins at a cp-th of the place.
+    own = offsets[:, : longest // cp]
+    is_real = own < lengths // cp
+    queries = starts // cp + np.where(is_real, own, 0)
+    return Batch(
+        sequences=len(group.lengths),
+        longest=longest,
+        queries=torch.from_numpy(queries.flatten()),
+        real=torch.from_numpy(np.flatnonzero(is_real)),
+        positions=torch.from_numpy(held[queries] - starts),
+        keys=torch.from_numpy((starts + np.where(offsets < lengths, offsets, 0)).flatten()),
+    )
 
 
 class PackedAttention(torch.nn.Module):
@@ -99,8 +149,6 @@ class PackedAttention(torch.nn.Module):
 
     def __init__(self, config: Any, layer_number: int, *, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
-        if config.context_parallel_size > 1:
-            raise NotImplementedError(f"layout.cp = {config.context_parallel_size} needs Transformer Engine; set it to 1")
         self.softmax_scale = softmax_scale
         self.window = config.window_size[0] + 1 if config.window_size else sys.maxsize
 
@@ -114,29 +162,40 @@ class PackedAttention(torch.nn.Module):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, kv heads, dim] -> [tokens, heads x dim]."""
-        if not isinstance(packed_seq_params, Packed) or packed_seq_params.restore is None:
+        """query [tokens / cp, heads, dim], key and value [tokens / cp, kv heads, dim] -> [tokens / cp, heads x dim]."""
+        packed = packed_seq_params
+        if not isinstance(packed, Packed):
             raise TypeError("PackedAttention takes sequences described by trainer.attention.pack")
-        outputs = [self._attend(batch, query, key, value) for batch in packed_seq_params.batches]
-        return torch.cat(outputs).index_select(0, packed_seq_params.restore).flatten(1)
+        if packed.cp > 1:
+            key, value = (_of_all_ranks(x, packed) for x in (key, value))
+        outputs = [self._attend(batch, query, key, value) for batch in packed.batches]
+        return torch.cat(outputs).index_select(0, packed.restore).flatten(1)
 
     def _attend(self, batch: Batch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The real tokens' outputs [tokens of the batch, heads, dim], sequence after sequence."""
-        shape = (batch.sequences, batch.longest)
-        q, k, v = (x.index_select(0, batch.gather).unflatten(0, shape).transpose(1, 2) for x in (query, key, value))
-        windowed = batch.longest > self.window
+        """The real tokens' outputs [tokens of the batch / cp, heads, dim], sequence after sequence."""
+        q, k, v = (
+            x.index_select(0, places).unflatten(0, (batch.sequences, -1)).transpose(1, 2)
+            for x, places in ((query, batch.queries), (key, batch.keys), (value, batch.keys))
+        )
+        plain = q.size(2) == k.size(2) and batch.longest <= self.window
         output = scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=self._window_mask(batch.longest, q.device) if windowed else None,
-            is_causal=not windowed,
+            attn_mask=None if plain else self._mask(batch),
+            is_causal=plain,
             scale=self.softmax_scale,
             enable_gqa=query.size(1) != key.size(1),
         )
         return output.transpose(1, 2).flatten(0, 1).index_select(0, batch.real)
 
-    def _window_mask(self, longest: int, device: torch.device) -> Tensor:
-        position = torch.arange(longest, device=device)
-        distance = position[:, None] - position[None, :]
+    def _mask(self, batch: Batch) -> Tensor:
+        """bool [sequences, 1, queries, keys], True where a query sees a key. Queries of padding see as the first one does."""
+        distance = batch.positions[:, None, :, None] - torch.arange(batch.longest, device=batch.keys.device)
         return (distance >= 0) & (distance < self.window)
+
+
+def _of_all_ranks(x: Tensor, packed: Packed) -> Tensor:
+    """[tokens / cp, heads, dim] -> [tokens, heads, dim] in the microbatch's order; its gradient comes back from all ranks."""
+    gathered = gather_from_sequence_parallel_region(x, group=parallel_state.get_context_parallel_group())
+    return gathered.index_select(0, packed.in_order)

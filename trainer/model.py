@@ -85,8 +85,6 @@ def build(
 ) -> list[GPTModel]:
     """Builds this rank's chunks with uninitialised weights; `hf_weights.load` fills every one of them."""
     spec.check(mesh.layout)
-    if mesh.layout.cp > 1:
-        raise ModelError(f"layout.cp = {mesh.layout.cp}: context parallelism is not implemented; set layout.cp to 1")
     use_te = has_transformer_engine() if use_te is None else use_te
     config = transformer_config(spec, mesh, dtype=dtype, use_te=use_te, recompute=recompute)
     chunks = []
@@ -157,6 +155,10 @@ def transformer_config(
         # The interleaved schedule computes wrong gradients, silently, with any other pair.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
+        # Microbatches differ in length, so the stages tell one another the shape before each tensor. The dispatcher matters to
+        # mixtures of experts alone, but Megatron 0.16.1 refuses the default one with variable lengths for every model.
+        variable_seq_lengths=layout.pp > 1,
+        moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,
         use_cpu_initialization=mesh.device.type == "cpu",
         perform_initialization=False,

@@ -1,54 +1,119 @@
 """From trajectories to microbatches: pure numpy, the same result on every rank.
 
-The trajectories of a step are dealt into minibatches, and those of a minibatch packed, whole, into microbatches of exactly
-`tokens_per_microbatch` tokens. The token shift (position t predicts token t + 1) happens here and nowhere else.
+The trajectories of a step are dealt into minibatches; `balance` decides which rank trains on which of them, and in which microbatch.
+A rank builds its own microbatches only. The token shift (position t predicts token t + 1) happens here and nowhere else.
+
+With context parallelism a sequence of length L = 2 cp c is cut into 2 cp chunks of c tokens, and rank r holds chunks r and
+2 cp - 1 - r, an early and a late one, so that all ranks attend alike. A `Microbatch` is then what one rank holds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from rollout.types import F32, I32, Trajectory
-
-I64 = npt.NDArray[np.int64]
-
-
-class PackingError(ValueError):
-    """Trajectories that no packing can hold."""
+from trainer.balance import I64, Balance, Capacity, CostModel, balance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
-    """One forward/backward: T packed tokens, m of whose positions predict a sampled token."""
+    """One forward/backward: T packed tokens, T / cp of them on this rank, m of which predict a sampled token."""
 
-    tokens: I64  # [T]
-    positions: I64  # [T], from 0 in each sequence
-    boundaries: (
-        I32  # [k + 1], 0 = first < … < last = T: sequence i is tokens[boundaries[i]:boundaries[i + 1]], the last may be padding
-    )
-    rows: I64  # [m], the positions whose next token was sampled
+    tokens: I64  # [T / cp]
+    positions: I64  # [T / cp], from 0 in each sequence
+    boundaries: I32  # [k + 1], 0 = first < … < last = T: where the sequences begin, cp aside; the last may be padding
+    rows: I64  # [m], the places in `tokens` whose next token was sampled
     targets: I64  # [m], that next token
     sequences: I64  # [m], the sequence of each row, counted from 0
     trajectories: I64  # [sequences without padding], the number in the batch of the trajectory that each is
     behaviour_logprobs: F32  # [m]
     versions: I32  # [m]
     weights: F32  # [m], share of each token in the minibatch's loss
-    padding: int  # tokens at the end that belong to no trajectory
 
     @property
     def sampled_tokens(self) -> int:
         return len(self.rows)
+
+    def on_context_rank(self, cp: int, rank: int) -> "Microbatch":
+        """What context-parallel rank `rank` of `cp` holds; every sequence's length is a multiple of 2 cp."""
+        if cp == 1:
+            return self
+        held = held_positions(self.boundaries, cp, rank)
+        place = np.full(len(self.tokens), -1, dtype=np.int64)
+        place[held] = np.arange(len(held))
+        mine = place[self.rows] >= 0
+        return replace(
+            self,
+            tokens=self.tokens[held],
+            positions=self.positions[held],
+            rows=place[self.rows[mine]],
+            targets=self.targets[mine],
+            sequences=self.sequences[mine],
+            behaviour_logprobs=self.behaviour_logprobs[mine],
+            versions=self.versions[mine],
+            weights=self.weights[mine],
+        )
+
+
+def held_positions(boundaries: npt.NDArray[np.integer], cp: int, rank: int) -> I64:
+    """[T / cp], the positions in the whole microbatch that context-parallel rank `rank` holds, in its order."""
+    chunks = [
+        start + number * chunk + np.arange(chunk)
+        for start, chunk in zip(boundaries[:-1].astype(np.int64), np.diff(boundaries) // (2 * cp), strict=True)
+        for number in (rank, 2 * cp - 1 - rank)
+    ]
+    return np.concatenate(chunks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Minibatch:
     """What one optimizer step trains on, dealt over the data-parallel ranks: each has as many microbatches as the others."""
 
-    microbatches: Sequence[Sequence[Microbatch]]  # [dp][n]
-    trajectories: int
-    sampled_tokens: int
+    trajectories: Sequence[Trajectory]
+    weights: F32  # [trajectories], of each of its sampled tokens in the loss
+    numbers: I64  # [trajectories], place in the batch
+    balance: Balance
+    sequence_multiple: int
+
+    def microbatches(self, dp_rank: int, *, cp: int = 1, cp_rank: int = 0) -> list[Microbatch]:
+        """Those of one rank."""
+        tokens = self.balance.tokens[dp_rank].tolist()
+        return [
+            self._pack(members, size).on_context_rank(cp, cp_rank)
+            for members, size in zip(self.balance.members[dp_rank], tokens, strict=True)
+        ]
+
+    def _pack(self, members: Sequence[int], size: int) -> Microbatch:
+        """The sequences one after another, each padded to its multiple, and padding as a sequence of its own to `size` tokens."""
+        tokens, positions = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        boundaries = [0]
+        for i in members:
+            length = len(self.trajectories[i].tokens)
+            start, end = boundaries[-1], boundaries[-1] + -(-length // self.sequence_multiple) * self.sequence_multiple
+            tokens[start : start + length] = self.trajectories[i].tokens
+            positions[start:end] = np.arange(end - start)
+            boundaries.append(end)
+        sampled = [np.flatnonzero(self.trajectories[i].sampled) for i in members]
+        counts = [len(chosen) for chosen in sampled]
+        if (used := boundaries[-1]) < size:
+            positions[used:] = np.arange(size - used)
+            boundaries.append(size)
+        return Microbatch(
+            tokens=tokens,
+            positions=positions,
+            boundaries=np.array(boundaries, dtype=np.int32),
+            rows=_join([start + chosen - 1 for start, chosen in zip(boundaries, sampled, strict=False)], np.int64),
+            targets=_join([self.trajectories[i].tokens[chosen] for i, chosen in zip(members, sampled, strict=True)], np.int64),
+            sequences=np.repeat(np.arange(len(members)), counts),
+            trajectories=self.numbers[list(members)].astype(np.int64),
+            behaviour_logprobs=_join(
+                [self.trajectories[i].logprobs[chosen] for i, chosen in zip(members, sampled, strict=True)], np.float32
+            ),
+            versions=_join([self.trajectories[i].versions[chosen] for i, chosen in zip(members, sampled, strict=True)], np.int32),
+            weights=np.repeat(self.weights[list(members)], counts).astype(np.float32),
+        )
 
 
 def deal(count: int, minibatches: int, seed: int) -> list[npt.NDArray[np.int64]]:
@@ -57,86 +122,19 @@ def deal(count: int, minibatches: int, seed: int) -> list[npt.NDArray[np.int64]]
 
 
 def pack_minibatch(
-    trajectories: Sequence[Trajectory],
-    weights: F32,
-    numbers: I64,
-    *,
-    tokens_per_microbatch: int,
-    dp: int,
-    pad_token: int = 0,
+    trajectories: Sequence[Trajectory], weights: F32, numbers: I64, *, capacity: Capacity, dp: int, cost: CostModel
 ) -> Minibatch:
     """trajectories [n] -> microbatches for `dp` ranks. Raises PackingError when one is too long.
 
     weights [n]: the weight in the loss of each sampled token of a trajectory. numbers [n]: a trajectory's place in the batch.
     """
-    lengths = np.array([len(t.tokens) for t in trajectories])
-    if lengths.max() > tokens_per_microbatch:
-        raise PackingError(f"a trajectory of {lengths.max()} tokens does not fit tokens_per_microbatch={tokens_per_microbatch}")
-    sampled = np.array([t.completion_tokens for t in trajectories])
-    bins = balanced_bins(lengths, capacity=tokens_per_microbatch, multiple_of=dp)
-    packed = [
-        _pack([(trajectories[i], float(weights[i]), int(numbers[i])) for i in members], tokens_per_microbatch, pad_token)
-        for members in bins
-    ]
+    lengths = np.array([len(t.tokens) for t in trajectories], dtype=np.int64)
     return Minibatch(
-        microbatches=[packed[rank::dp] for rank in range(dp)], trajectories=len(trajectories), sampled_tokens=int(sampled.sum())
-    )
-
-
-def balanced_bins(lengths: npt.NDArray[np.int64], *, capacity: int, multiple_of: int) -> list[list[int]]:
-    """Indices of `lengths` in as few bins of `capacity` as fit, a multiple of `multiple_of`; none is left out.
-
-    Longest first into the emptiest bin, which balances; where that fails, one more round of bins is opened.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    count = -(-int(lengths.sum()) // capacity)
-    count = max(1, -(-count // multiple_of)) * multiple_of
-    while True:
-        bins: list[list[int]] = [[] for _ in range(count)]
-        loads = np.zeros(count, dtype=np.int64)
-        for i in order:
-            emptiest = int(loads.argmin())
-            if loads[emptiest] + lengths[i] > capacity:
-                break
-            bins[emptiest].append(int(i))
-            loads[emptiest] += lengths[i]
-        else:
-            return bins
-        count += multiple_of
-
-
-def _pack(members: Sequence[tuple[Trajectory, float, int]], capacity: int, pad_token: int) -> Microbatch:
-    lengths = [len(t.tokens) for t, _, _ in members]
-    used = sum(lengths)
-    starts = np.cumsum([0, *lengths])
-    padding = capacity - used
-    tokens = np.full(capacity, pad_token, dtype=np.int64)
-    positions = np.zeros(capacity, dtype=np.int64)
-    positions[used:] = np.arange(padding)
-    rows, targets, sequences, logprobs, versions, weights = [], [], [], [], [], []
-    for sequence, ((trajectory, weight, _), start, length) in enumerate(zip(members, starts, lengths, strict=False)):
-        tokens[start : start + length] = trajectory.tokens
-        positions[start : start + length] = np.arange(length)
-        chosen = np.flatnonzero(trajectory.sampled)
-        rows.append(start + chosen - 1)
-        targets.append(trajectory.tokens[chosen])
-        sequences.append(np.full(len(chosen), sequence))
-        logprobs.append(trajectory.logprobs[chosen])
-        versions.append(trajectory.versions[chosen])
-        weights.append(np.full(len(chosen), weight))
-    boundaries = [*starts, capacity] if padding else list(starts)
-    return Microbatch(
-        tokens=tokens,
-        positions=positions,
-        boundaries=np.array(boundaries, dtype=np.int32),
-        rows=_join(rows, np.int64),
-        targets=_join(targets, np.int64),
-        sequences=_join(sequences, np.int64),
-        trajectories=np.array([number for _, _, number in members], dtype=np.int64),
-        behaviour_logprobs=_join(logprobs, np.float32),
-        versions=_join(versions, np.int32),
-        weights=_join(weights, np.float32),
-        padding=padding,
+        trajectories=trajectories,
+        weights=weights,
+        numbers=numbers,
+        balance=balance(lengths, capacity=capacity, dp=dp, cost=cost),
+        sequence_multiple=capacity.sequence_multiple,
     )
 
 

@@ -119,7 +119,8 @@ class Policy:
         def forward_step(examples_left: Iterator[Example], chunk: torch.nn.Module):
             example = next(examples_left)
             microbatch, device = example.microbatch, self.mesh.device
-            packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device)
+            layout = self.mesh.layout
+            packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device, cp=layout.cp, cp_rank=self.mesh.cp_rank)
             tokens = torch.from_numpy(microbatch.tokens)[None].to(device)
             positions = torch.from_numpy(microbatch.positions)[None].to(device)
             return model.forward(chunk, tokens, positions, packed), partial(on_hidden, chunk, example)
@@ -129,7 +130,7 @@ class Policy:
             data_iterator=[iter(examples) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(examples),
-            seq_length=len(examples[0].microbatch.tokens),
+            seq_length=len(examples[0].microbatch.tokens),  # not read: each microbatch has its own
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,

@@ -5,6 +5,7 @@ the offending value, a layout that the model cannot take, before anything expens
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,13 @@ class Layout:
             raise ModelError("layout.sequence_parallel needs layout.tp > 1")
         if self.vpp > 1 and self.pp == 1:
             raise ModelError(f"layout.vpp is {self.vpp} but layout.pp is 1; the interleaved schedule needs pp > 1")
+
+    @property
+    def token_multiple(self) -> int:
+        """Tokens of a microbatch are a multiple of it: context parallelism cuts them into 2 x cp parts, sequence parallelism
+        cuts a rank's part by tp."""
+        context = 2 * self.cp if self.cp > 1 else 1
+        return math.lcm(context, self.cp * self.tp if self.sequence_parallel else 1)
 
     @property
     def ranks_per_replica(self) -> int:
@@ -84,6 +92,12 @@ class ModelSpec:
     def kv_width(self) -> int:
         """Rows of the key projection, and of the value projection."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Weights that every token is multiplied by: attention, gated MLP, output layer."""
+        attention = 2 * self.hidden * (self.q_width + self.kv_width)
+        return self.layers * (attention + 3 * self.hidden * self.ffn) + self.vocab * self.hidden
 
     def padded_vocab(self, tp: int) -> int:
         """Embedding rows after padding to a multiple of `tp`."""
