@@ -5,7 +5,7 @@ field cannot tell alone is checked by `check()`, before any process starts.
 """
 
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil, isfinite, lcm
 
 from omegaconf import MISSING
 
@@ -86,8 +86,14 @@ class TrainerConfig:
     steps: int = 600  # RL steps of the run
     tp: int = 1  # tensor-parallel ranks
     pp: int = 1  # pipeline stages
-    dp: int = 1  # replicas; the trainer takes tp x pp x dp ranks
-    tokens_per_microbatch: int = 16384  # whole trajectories are packed into rows of so many tokens
+    dp: int = 1  # replicas; the trainer takes tp x pp x cp x dp ranks
+    cp: int = 1  # context parallelism: a sequence lies on so many ranks
+    vpp: int = 1  # model chunks that a pipeline stage holds; above 1 is the interleaved schedule
+    sequence_parallel: bool = False  # what tp leaves whole (norms, residuals) is cut along the sequence: less memory
+    recompute: str = "none"  # none | selective (attention) | full (every layer): activations made again, not kept
+    overlap_grad_reduce: bool = False  # gradients are reduced over dp while the backward pass goes on
+    overlap_param_gather: bool = False  # new parameters are gathered over dp while the next forward pass goes on
+    tokens_per_microbatch: int = 16384  # at most; whole trajectories are packed, and a microbatch is as long as they are
     lr: float = 1e-6  # peak learning rate of AdamW
     lr_schedule: str = "constant"  # constant | cosine
     warmup_steps: int = 0  # optimizer steps
@@ -181,6 +187,7 @@ CHOICES = {
     "algo.kl_estimator": ("k1", "k2", "k3"),
     "algo.loss_normalisation": ("token", "sequence"),
     "trainer.lr_schedule": ("constant", "cosine"),
+    "trainer.recompute": ("none", "selective", "full"),
     "reward.credit": ("all", "fraction"),
     "cluster.kind": ("local", "slurm"),
     "cluster.device": ("auto", "cpu", "cuda"),
@@ -188,6 +195,7 @@ CHOICES = {
 AT_LEAST_ONE = (
     "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
     "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
+    "trainer.cp", "trainer.vpp",
     "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
     "reward.judges", "data.max_prompt_tokens", "cluster.nodes", "plan.sandbox_cores",
     "plan.staleness_limit", "plan.max_cp",
@@ -242,6 +250,7 @@ def check(config: RunConfig) -> None:
         if not low <= (value := _get(config, key)) < high:
             raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
     _check_algorithm(config)
+    _check_layout(config)
     _check_lengths(config)
     _check_deadlines(config)
 
@@ -300,6 +309,16 @@ def _check_algorithm(config: RunConfig) -> None:
         )
 
 
+def _check_layout(config: RunConfig) -> None:
+    trainer = config.trainer
+    if trainer.sequence_parallel and trainer.tp == 1:
+        raise ConfigError("trainer.sequence_parallel=true needs trainer.tp above 1: it cuts what tensor parallelism leaves whole")
+    if trainer.vpp > 1 and trainer.pp == 1:
+        raise ConfigError(f"trainer.vpp={trainer.vpp} needs trainer.pp above 1: it interleaves the chunks of pipeline stages")
+    if trainer.overlap_param_gather and not trainer.overlap_grad_reduce:
+        raise ConfigError("trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both go by the same buckets")
+
+
 def _check_deadlines(config: RunConfig) -> None:
     """A wait within a wait must be the shorter one."""
     trainer, rollout = config.trainer, config.rollout
@@ -314,10 +333,14 @@ def _check_deadlines(config: RunConfig) -> None:
 
 def _check_lengths(config: RunConfig) -> None:
     longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
-    if longest > config.trainer.tokens_per_microbatch:
+    trainer = config.trainer
+    parts = trainer.cp * lcm(2 if trainer.cp > 1 else 1, trainer.tp if trainer.sequence_parallel else 1)
+    needed = ceil(longest / parts) * parts
+    if needed > trainer.tokens_per_microbatch:
+        cut = f", {needed} when cut into the {parts} parts that tp, cp and sequence_parallel ask for" if parts > 1 else ""
         raise ConfigError(
-            f"trainer.tokens_per_microbatch={config.trainer.tokens_per_microbatch} cannot hold the longest trajectory: "
-            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+            f"trainer.tokens_per_microbatch={trainer.tokens_per_microbatch} cannot hold the longest trajectory: "
+            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}{cut}"
         )
     if 0 < config.rollout.max_total_tokens < longest:
         raise ConfigError(

@@ -129,12 +129,13 @@ def place(config: RunConfig, run_dir: Path, nodes: Sequence[Node], base_port: in
 
 
 def _shares(config: RunConfig, nodes: Sequence[Node]) -> tuple[list[_Share], list[_Share]]:
-    world = config.trainer.tp * config.trainer.pp * config.trainer.dp
+    trainer = config.trainer
+    world = trainer.tp * trainer.pp * trainer.cp * trainer.dp
     engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
     if len(nodes) == 1 and config.cluster.device == "cpu":
         return [_Share(node=nodes[0], ranks=world)], [_Share(node=nodes[0], ranks=engines)]
     needs = (
-        f"the trainer needs {world} GPUs (trainer.tp x pp x dp) and the engines {engines * engine_tp} "
+        f"the trainer needs {world} GPUs (trainer.tp x pp x cp x dp) and the engines {engines * engine_tp} "
         f"(rollout.engines x engine_tp)"
     )
     per_node = nodes[0].gpus

@@ -20,7 +20,7 @@ from trainer.feed import Feed
 from trainer.metrics import MetricsWriter
 from trainer.policy import TrainingError, load_policy
 from trainer.push import Pusher
-from trainer.spec import Layout, ModelError
+from trainer.spec import ModelError, layout_of
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
 
 
@@ -30,7 +30,7 @@ class Trainer:
     def __init__(self, config: RunConfig, run_dir: Path, *, queue_endpoint: str, push_port: int) -> None:
         self.config, self.run_dir = config, run_dir
         trainer = config.trainer
-        self.mesh = parallel.initialize(Layout(tp=trainer.tp, pp=trainer.pp), seed=trainer.seed, timeout_s=trainer.collective_s)
+        self.mesh = parallel.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
         self.control = Control(timeout_s=trainer.collective_s)
         keys = RunKeys.load(run_dir)
         self.queue = (

@@ -1,6 +1,6 @@
 """Whether the trainer takes a model folder, without reading weights or starting ranks.
 
-    python -m trainer.accepts FOLDER [--tp N] [--pp N]
+    python -m trainer.accepts FOLDER [--tp N] [--pp N] [--cp N] [--vpp N]
 
 It imports what the trainer imports, so it also shows that this environment can. Exit code 1 and one line where it cannot be.
 """
@@ -35,13 +35,13 @@ def missing_or_misshapen(folder: Path, spec: ModelSpec, layout: Layout) -> list[
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer.accepts", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--pp", type=int, default=1)
+    for size in ("tp", "pp", "cp", "vpp"):
+        parser.add_argument(f"--{size}", type=int, default=1)
     options = parser.parse_args(arguments)
     import megatron.core  # what the environment must hold
 
     try:
-        spec, layout = read_spec(options.folder), Layout(tp=options.tp, pp=options.pp)
+        spec, layout = read_spec(options.folder), Layout(tp=options.tp, pp=options.pp, cp=options.cp, vpp=options.vpp)
         spec.check(layout)
     except ModelError as error:
         print(error, file=sys.stderr)

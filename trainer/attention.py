@@ -58,11 +58,8 @@ class Packed(PackedSeqParams):
     def batches(self) -> tuple[Batch, ...]:
         """Made when the first layer attends; Transformer Engine needs none."""
         assert self.cu_seqlens_q is not None
-        device, parts = self.cu_seqlens_q.device, self._held
-        return tuple(
-            Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in _batch(group, parts[self.cp_rank], self.cp)))
-            for group in group_by_length(self.lengths)
-        )
+        device, held = self.cu_seqlens_q.device, self._held[self.cp_rank]
+        return tuple(_batch(group, held, self.cp, device) for group in group_by_length(self.lengths))
 
     @cached_property
     def restore(self) -> Tensor:
@@ -126,7 +123,7 @@ def _padding(group: list[tuple[int, int]]) -> float:
     return 1 - sum(length for length, _ in group) / (group[0][0] * len(group))
 
 
-def _batch(group: Lengths, held: np.ndarray, cp: int) -> Batch:
+def _batch(group: Lengths, held: np.ndarray, cp: int, device: torch.device) -> Batch:
     longest = group.lengths[0]
     starts, lengths = np.array(group.starts)[:, None], np.array(group.lengths)[:, None]
     offsets = np.arange(longest)[None, :]
@@ -137,10 +134,10 @@ def _batch(group: Lengths, held: np.ndarray, cp: int) -> Batch:
     return Batch(
         sequences=len(group.lengths),
         longest=longest,
-        queries=torch.from_numpy(queries.flatten()),
-        real=torch.from_numpy(np.flatnonzero(is_real)),
-        positions=torch.from_numpy(held[queries] - starts),
-        keys=torch.from_numpy((starts + np.where(offsets < lengths, offsets, 0)).flatten()),
+        queries=torch.from_numpy(queries.flatten()).to(device),
+        real=torch.from_numpy(np.flatnonzero(is_real)).to(device),
+        positions=torch.from_numpy(held[queries] - starts).to(device),
+        keys=torch.from_numpy((starts + np.where(offsets < lengths, offsets, 0)).flatten()).to(device),
     )
 
 

@@ -37,7 +37,6 @@ from trainer.families import FAMILIES, Cut, Placement, placements
 from trainer.parallel import Mesh
 from trainer.spec import ModelError, ModelSpec
 
-Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ def has_transformer_engine() -> bool:
 
 
 def build(
-    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool | None = None, recompute: Recompute = "none"
+    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool | None = None, recompute: str = "none"
 ) -> list[GPTModel]:
     """Builds this rank's chunks with uninitialised weights; `hf_weights.load` fills every one of them."""
     spec.check(mesh.layout)
@@ -122,7 +121,7 @@ def _mark_cut_parameters(chunks: list[GPTModel], spec: ModelSpec, mesh: Mesh) ->
 
 
 def transformer_config(
-    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool, recompute: Recompute = "none"
+    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool, recompute: str = "none"
 ) -> TransformerConfig:
     """Megatron's configuration. Fusions and overlaps are on where Transformer Engine is."""
     layout, family = mesh.layout, FAMILIES[spec.architecture]
@@ -172,7 +171,8 @@ def transformer_config(
     )
 
 
-def _recompute_options(recompute: Recompute) -> dict[str, Any]:
+def _recompute_options(recompute: str) -> dict[str, Any]:
+    """recompute: none | selective | full, as `trainer.recompute`."""
     match recompute:
         case "none":
             return {}
@@ -180,6 +180,8 @@ def _recompute_options(recompute: Recompute) -> dict[str, Any]:
             return {"recompute_granularity": "selective"}
         case "full":
             return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        case other:
+            raise ModelError(f"trainer.recompute={other!r}: choose none, selective or full")
 
 
 def _layer_spec(spec: ModelSpec, mesh: Mesh, use_te: bool) -> ModuleSpec | TransformerBlockSubmodules:
@@ -256,26 +258,30 @@ def output_weight(chunk: torch.nn.Module) -> torch.nn.Parameter:
     return model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else model.output_layer.weight
 
 
-def wrap(chunks: list[GPTModel], *, overlap: bool = False) -> list[DistributedDataParallel]:
+def wrap(
+    chunks: list[GPTModel], *, overlap_grad_reduce: bool = False, overlap_param_gather: bool = False
+) -> list[DistributedDataParallel]:
     """Adds gradient buffers and data-parallel reduction for the distributed optimizer. Weights must be loaded before.
 
-    `overlap` hides the reductions and the parameter gathers behind computation.
+    The overlaps hide reductions and gathers behind computation. After an optimizer step with `overlap_param_gather` a rank has
+    only its part of the new weights until the next forward pass: `gather_parameters` brings the rest.
     """
     config = chunks[0].config
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap,
+        overlap_grad_reduce=overlap_grad_reduce,
+        overlap_param_gather=overlap_param_gather,
     )
     wrapped = []
     for number, chunk in enumerate(chunks):
         module = Float16Module(config, chunk) if config.bf16 else chunk
         wrapped.append(DistributedDataParallel(config, ddp, module, disable_bucketing=number > 0))
     config.finalize_model_grads_func = finalize_model_grads
-    if overlap:
+    if overlap_grad_reduce:
         config.no_sync_func = _one_or_list([chunk.no_sync for chunk in wrapped])
         config.grad_sync_func = _one_or_list([chunk.start_grad_sync for chunk in wrapped])
+    if overlap_param_gather:
         config.param_sync_func = _one_or_list([chunk.start_param_sync for chunk in wrapped])
     return wrapped
 

@@ -1,6 +1,6 @@
 """From trajectories to microbatches: pure numpy, the same result on every rank.
 
-The trajectories of a step are dealt into minibatches; `balance` decides which rank trains on which of them, and in which microbatch.
+The trajectories of a step are dealt into minibatches; `balance` decides which rank trains on which of them, in which microbatch.
 A rank builds its own microbatches only. The token shift (position t predicts token t + 1) happens here and nowhere else.
 
 With context parallelism a sequence of length L = 2 cp c is cut into 2 cp chunks of c tokens, and rank r holds chunks r and

@@ -70,9 +70,9 @@ def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
     device = cpu_device.device()
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         # Tensor parallelism overlaps communication with computation only if kernels start in the order they are queued.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # read when the device is first used
+        torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=timeout)

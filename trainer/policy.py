@@ -92,16 +92,20 @@ class Policy:
         self.scheduler.step(increment=1)
         return norm, self.optimizer.param_groups[0]["lr"]
 
+    def gather_parameters(self) -> None:
+        """After the last update of a step: with `trainer.overlap_param_gather` a rank has only its part of the new weights."""
+        model.gather_parameters(self.chunks)
+
     def remember_reference(self) -> None:
         """Keeps a copy of the present weights, in pinned CPU memory on a GPU machine, as the frozen reference."""
-        self._reference = [_to_host(p.data) for p in self._parameters()]
+        self._reference = [_to_host(p.data) for p in self.parameters()]
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
         """Within it the modules hold the reference's weights."""
         if self._reference is None:
             raise TrainingError("no reference weights were remembered")
-        current = [p.data.clone() for p in self._parameters()]
+        current = [p.data.clone() for p in self.parameters()]
         self._fill(self._reference)
         try:
             yield
@@ -109,10 +113,10 @@ class Policy:
             self._fill(current)
 
     def _fill(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self._parameters(), tensors, strict=True):
+        for parameter, tensor in zip(self.parameters(), tensors, strict=True):
             parameter.data.copy_(tensor, non_blocking=True)
 
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
 
     def _run(self, examples: Sequence[Example], on_hidden, forward_only: bool) -> list:
@@ -176,10 +180,12 @@ class Policy:
 def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
     """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError for what cannot be cut so."""
     spec = read_spec(config.model.path)
-    chunks = model.build(spec, mesh, dtype=getattr(torch, config.model.dtype))
-    hf_weights.load(chunks, spec, mesh, config.model.path)
-    wrapped = model.wrap(chunks)
     trainer = config.trainer
+    chunks = model.build(spec, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
+    hf_weights.load(chunks, spec, mesh, config.model.path)
+    wrapped = model.wrap(
+        chunks, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather
+    )
     optimizer, scheduler = model.build_optimizer(
         wrapped,
         model.OptimizerSettings(

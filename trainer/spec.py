@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.schema import TrainerConfig
+
 
 class ModelError(ValueError):
     """A model folder or a layout that cannot be used; the message says what to change."""
@@ -55,6 +57,11 @@ class Layout:
                 f" = {self.ranks_per_replica}; change the number of ranks or the layout"
             )
         return world_size // self.ranks_per_replica
+
+
+def layout_of(trainer: TrainerConfig) -> Layout:
+    """The layout that a run's configuration asks for."""
+    return Layout(tp=trainer.tp, pp=trainer.pp, cp=trainer.cp, vpp=trainer.vpp, sequence_parallel=trainer.sequence_parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,11 @@ class ModelSpec:
         for what, size in (("attention heads", self.heads), ("ffn rows", self.ffn)):
             if size % layout.tp:
                 raise ModelError(f"layout.tp = {layout.tp} does not divide the model's {size} {what}")
+        if self.sliding_window and layout.cp > 1:
+            raise ModelError(
+                f"layout.cp = {layout.cp}: Transformer Engine cannot cut packed sequences that have a sliding window "
+                f"({self.sliding_window} tokens in this model); set trainer.cp to 1"
+            )
         if self.kv_heads % layout.tp and layout.tp % self.kv_heads:
             raise ModelError(f"layout.tp = {layout.tp} does not divide the model's {self.kv_heads} key-value heads")
         if self.layers % (layout.pp * layout.vpp):

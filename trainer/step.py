@@ -16,9 +16,11 @@ from torch import Tensor
 from conf.schema import RunConfig
 from rollout.types import F32, Batch
 from trainer.advantages import group_advantages, loss_weights
+from trainer.balance import Capacity, CostModel
 from trainer.metrics import TokenMeans
 from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.policy import Example, Policy, TrainingError
+from trainer.spec import Layout, ModelSpec
 
 Figures = dict[str, float]
 
@@ -40,8 +42,9 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
     """Trains on `batch`; collective over all ranks. Raises TrainingError for a token older than the bound or a bad gradient."""
     check_staleness(batch, config.rollout.max_staleness)
     with watch("time/pack_s"):
-        minibatches = pack(batch, config, policy.mesh.dp)
-    mine = [list(minibatch.microbatches[policy.mesh.dp_rank]) for minibatch in minibatches]
+        mesh = policy.mesh
+        minibatches = pack(batch, config, policy.spec, mesh.layout, mesh.dp)
+        mine = [m.microbatches(mesh.dp_rank, cp=mesh.layout.cp, cp_rank=mesh.cp_rank) for m in minibatches]
     everything = [microbatch for minibatch in mine for microbatch in minibatch]
 
     with watch("time/old_logprob_s"):
@@ -60,16 +63,19 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
         for minibatch in mine:
             norm, learning_rate = policy.update([next(examples) for _ in minibatch], means)
             norms.append(norm)
-    packed_tokens = sum(len(m.tokens) for minibatch in minibatches for rank in minibatch.microbatches for m in rank)
-    return means.reduce() | {
-        "grad_norm": float(np.mean(norms)),
-        "learning_rate": learning_rate,
-        "packing/padding_fraction": 1 - sum(len(t.tokens) for t in batch.trajectories) / max(1, packed_tokens),
-    }
+        policy.gather_parameters()
+    return (
+        means.reduce()
+        | {
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": learning_rate,
+        }
+        | packing_figures(minibatches)
+    )
 
 
-def pack(batch: Batch, config: RunConfig, dp: int) -> list[Minibatch]:
-    """The minibatches of a step: the same on every rank, since it depends on the batch and the configuration alone."""
+def pack(batch: Batch, config: RunConfig, spec: ModelSpec, layout: Layout, dp: int) -> list[Minibatch]:
+    """The minibatches of a step: the same on every rank, since nothing that it depends on differs between them."""
     trajectories = batch.trajectories
     sampled = np.array([t.completion_tokens for t in trajectories])
     return [
@@ -77,11 +83,24 @@ def pack(batch: Batch, config: RunConfig, dp: int) -> list[Minibatch]:
             [trajectories[i] for i in part],
             loss_weights(sampled[part], config.algo.loss_normalisation),
             part,
-            tokens_per_microbatch=config.trainer.tokens_per_microbatch,
+            capacity=Capacity.of(layout, config.trainer.tokens_per_microbatch),
             dp=dp,
+            cost=CostModel.of(spec),
         )
         for part in deal(len(trajectories), config.algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
     ]
+
+
+def packing_figures(minibatches: Sequence[Minibatch]) -> Figures:
+    """padding_fraction: of the tokens that go through the model. dp_imbalance_fraction: how much longer a step computes than it
+    would with equal work on every data-parallel rank; the ranks wait for one another at each minibatch."""
+    balances = [minibatch.balance for minibatch in minibatches]
+    ranks = [b.costs.sum(1) for b in balances]
+    return {
+        "packing/padding_fraction": float(sum(b.padding.sum() for b in balances) / sum(b.tokens.sum() for b in balances)),
+        "packing/dp_imbalance_fraction": float(sum(r.max() for r in ranks) / sum(r.mean() for r in ranks) - 1),
+        "packing/microbatches": float(sum(b.tokens.shape[1] for b in balances)),
+    }
 
 
 def batch_advantages(batch: Batch, config: RunConfig) -> F32:

@@ -109,12 +109,14 @@ def judge_layout(case: Case, shape: dict[str, Any]) -> Finding:
     heads = shape.get("num_attention_heads", 0)
     kv_heads = shape.get("num_key_value_heads") or heads
 
+    stages = "trainer.pp" if trainer.vpp == 1 else "trainer.pp x trainer.vpp"
+
     def faults() -> Iterator[Finding]:
         for key, degree, what, amount in (
             ("trainer.tp", trainer.tp, "attention heads", heads),
             ("trainer.tp", trainer.tp, "key-value heads", kv_heads),
             ("trainer.tp", trainer.tp, "feed-forward columns", shape.get("intermediate_size", 0)),
-            ("trainer.pp", trainer.pp, "layers", shape.get("num_hidden_layers", 0)),
+            (stages, trainer.pp * trainer.vpp, "layers", shape.get("num_hidden_layers", 0)),
             ("rollout.engine_tp", rollout.engine_tp, "attention heads", heads),
         ):
             if amount % degree:
@@ -142,7 +144,8 @@ def trainer_accepts(case: Case) -> Finding:
     if python is None:
         return skipped("no trainer is placed")
     trainer = case.config.trainer
-    command = [python, "-m", "trainer.accepts", case.config.model.path, "--tp", str(trainer.tp), "--pp", str(trainer.pp)]
+    sizes = [f"--{size}={getattr(trainer, size)}" for size in ("tp", "pp", "cp", "vpp")]
+    command = [python, "-m", "trainer.accepts", case.config.model.path, *sizes]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ACCEPT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

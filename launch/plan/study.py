@@ -44,7 +44,7 @@ class Study:
     @property
     def configured_layout(self) -> Layout:
         t = self.config.trainer
-        return Layout(tp=t.tp, pp=t.pp, cp=1, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch)
+        return Layout(tp=t.tp, pp=t.pp, cp=t.cp, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch)
 
     @property
     def configured_fleet(self) -> Fleet:

@@ -51,7 +51,7 @@ def systems(config: RunConfig) -> list[Variant]:
         **one_call,
         "rollout.max_staleness": 0,
         "rollout.engines": max(1, gpus // config.rollout.engine_tp),
-        "trainer.dp": max(1, gpus // (trainer.tp * trainer.pp)),
+        "trainer.dp": max(1, gpus // (trainer.tp * trainer.pp * trainer.cp)),
     }
     return [
         Variant(name="synchronous, in turns on all GPUs", settings=in_turns, options={"push": PushMode.BATCH}, colocated=True),
@@ -70,7 +70,7 @@ def systems(config: RunConfig) -> list[Variant]:
 
 def variants(config: RunConfig) -> list[Variant]:
     rollout, trainer, groups = config.rollout, config.trainer, config.algo.groups_per_step
-    engine_gpus, replica = rollout.engines * rollout.engine_tp, trainer.tp * trainer.pp
+    engine_gpus, replica = rollout.engines * rollout.engine_tp, trainer.tp * trainer.pp * trainer.cp
     made = [Variant(name=f"max_staleness={s}", settings={"rollout.max_staleness": s}, options={}) for s in (1, 2, 3, 4)]
     for window, staleness in ((groups // 8, 2), (groups, 2), (groups // 8, 3), (groups, 3), (2 * groups, 4)):
         settings = {"rollout.window": window, "rollout.max_staleness": staleness}

@@ -43,7 +43,9 @@ def scenario_of(config: RunConfig, options: Options, *, name: str = "run", coloc
         constants = stated(config.plan.compute_fraction, config.plan.bandwidth_fraction)
     speed = Speed(model=model, cluster=cluster, constants=constants)
     trainer, steps = config.trainer, options.steps or config.trainer.steps
-    layout = Layout(tp=trainer.tp, pp=trainer.pp, cp=1, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch)
+    layout = Layout(
+        tp=trainer.tp, pp=trainer.pp, cp=trainer.cp, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch
+    )
     check_layout(layout, model, cluster)
     used = max(layout.gpus, _engine_gpus(config)) if colocated else layout.gpus + _engine_gpus(config)
     if used > cluster.gpus:

@@ -183,7 +183,7 @@ def train(
 ) -> Trained:
     """Trains on the four microbatches each step; resumes from the newest checkpoint where steps do not start at 0."""
     mesh = parallel.initialize(layout, seed=1, timeout_s=60)
-    state = build_job(folder, mesh, load=steps.start == 0, dtype=dtype, overlap=overlap)
+    state = build_job(folder, mesh, load=steps.start == 0, dtype=dtype, overlap_grad_reduce=overlap, overlap_param_gather=overlap)
     store = checkpoint.Checkpoints(checkpoints, state, keep=2) if checkpoints else None
     loaded = checkpoint.load(checkpoint.latest(checkpoints), state) if steps.start else None
     share = len(PACKINGS) // mesh.dp

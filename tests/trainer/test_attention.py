@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
-def core_attention(window: int | None = None, cp: int = 1) -> PackedAttention:
-    config = SimpleNamespace(context_parallel_size=cp, window_size=(window - 1, 0) if window else None)
+def core_attention(window: int | None = None) -> PackedAttention:
+    config = SimpleNamespace(window_size=(window - 1, 0) if window else None)
     return PackedAttention(config, layer_number=1)
 
 
@@ -64,9 +64,9 @@ def test_empty_sequences_are_refused():
         pack([], CPU)
 
 
-def test_context_parallelism_is_refused():
-    with pytest.raises(NotImplementedError, match=r"layout\.cp = 2"):
-        core_attention(cp=2)
+def test_lengths_that_context_parallelism_cannot_cut_are_refused():
+    with pytest.raises(ValueError, match=r"multiple of 2 cp = 4 tokens each, got lengths \[8, 6\]"):
+        pack([8, 6], CPU, cp=2)
 
 
 def test_sequences_that_pack_did_not_describe_are_refused():

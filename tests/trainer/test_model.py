@@ -130,18 +130,3 @@ def test_settings_that_cannot_be_are_refused():
         OptimizerSettings(lr=1e-3, warmup_steps=5, total_steps=5)
     with pytest.raises(ModelError, match="min_lr"):
         OptimizerSettings(lr=1e-3, min_lr=1e-2, total_steps=5)
-
-
-def build_with_context_parallelism(folder):
-    from trainer import model, parallel
-    from trainer.spec import read_spec
-
-    mesh = parallel.initialize(Layout(cp=2), seed=1, timeout_s=30)
-    with pytest.raises(ModelError, match=r"layout\.cp = 2"):
-        model.build(read_spec(folder), mesh, dtype=torch.float32)
-    parallel.shutdown()
-
-
-def test_context_parallelism_is_refused(tmp_path):
-    jobs.make_model(tmp_path, "qwen2")
-    ranks.run(build_with_context_parallelism, 2, str(tmp_path))
