@@ -38,7 +38,6 @@ from trainer.parallel import Mesh
 from trainer.spec import ModelError, ModelSpec
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """AdamW and its schedule, in optimizer steps (minibatches); the first one already has a learning rate."""
