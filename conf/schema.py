@@ -134,6 +134,17 @@ class ClusterConfig:
     gpus_per_node: int = 0  # 0: those found on this machine
     base_port: int = 0  # first of the run's ports; 0: chosen from the run's folder, below the ephemeral range
     worker_restarts: int = 20  # of each restartable process
+    trainer_restarts: int = 0  # in a row without a new checkpoint; those for a lost node are not counted
+    trainer_python: str = ""  # of the trainer's environment; "": the launcher's own
+    rollout_python: str = ""  # of the fleet's, the queue server's and the judges'; "": the launcher's own
+    heartbeat_s: float = 30.0  # a node that is silent for so long is lost (Slurm)
+    save_s: float = 480.0  # for the last checkpoint before the time limit; less than the --signal of the batch script (Slurm)
+    requeues: int = 20  # of one job, for its time limit or for lost nodes (Slurm)
+    setup: list[str] = field(default_factory=list)  # shell lines before each process, e.g. "module load cuda" (Slurm)
+    container: str = ""  # image that every process runs in; "": none (Slurm)
+    container_runtime: str = "pyxis"  # pyxis | apptainer
+    container_mounts: list[str] = field(default_factory=list)  # FROM:TO; the working directory and the run's folder are mounted
+    srun_args: list[str] = field(default_factory=list)  # further options of every srun
 
 
 @dataclass(kw_only=True)
@@ -191,6 +202,7 @@ CHOICES = {
     "reward.credit": ("all", "fraction"),
     "cluster.kind": ("local", "slurm"),
     "cluster.device": ("auto", "cpu", "cuda"),
+    "cluster.container_runtime": ("pyxis", "apptainer"),
 }
 AT_LEAST_ONE = (
     "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
@@ -204,11 +216,12 @@ AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
     "algo.clip_low", "algo.clip_high", "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
     "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
-    "cluster.worker_restarts", "trainer.min_lr_fraction",
+    "cluster.worker_restarts", "cluster.trainer_restarts", "cluster.requeues", "trainer.min_lr_fraction",
 )  # fmt: skip
 POSITIVE = (
     "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
     "trainer.push_s", "trainer.stall_s", "trainer.collective_s", "reward.cpu_limit_s", "reward.memory_limit_mb",
+    "cluster.heartbeat_s", "cluster.save_s",
     "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps", "plan.prompt_tokens", "plan.completion_tokens",
     "plan.length_sigma", "plan.sandbox_s", "plan.target_hours", "plan.gpu_memory_gb", "plan.hbm_gb_s", "plan.peak_tflops",
     "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",

@@ -3,6 +3,7 @@
     python -m launch experiment=debug [trainer.steps=5 …]     one run
     python -m launch experiment=debug dry_run=true            its placement and configuration, nothing started
     python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
+    sbatch launch/kestrel_256.sh [override …]                 a run on the nodes of a Slurm job (docs/slurm.md)
     python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another
 
 Exit codes: 0 the run is complete · 1 it failed · 2 it was asked for wrongly · 130 it was interrupted.
@@ -19,17 +20,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from conf.load import read_run, register, to_run_config, write_run
+from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig, check_resumed
-from launch.local import RunFailed
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device
+from launch.slurm_job import SlurmError, second_life
+from launch.supervise import RunFailed
 from rollout.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
-KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed)
+KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, SlurmError)
 
 
 _failures: list[tuple[str, int]] = []
@@ -55,6 +57,11 @@ def _run(config: RunConfig, *, resumed: bool) -> float:
         print(dry_run(config), OmegaConf.to_yaml(OmegaConf.structured(config)), sep="\n\n", end="")
         return 0.0
     run_dir = Path(config.output) / config.name
+    if config.cluster.kind == "slurm":
+        run_dir = run_dir.resolve()  # it is handed to other nodes
+        if second_life() and (run_dir / CONFIG_FILE).exists():
+            check_resumed(read_run(run_dir), config)
+            resumed = True
     return execute(config, run_dir, write=lambda: write_run(config, run_dir), resumed=resumed, out=sys.stdout)
 
 
@@ -63,7 +70,10 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
     hydra_config = HydraConfig.get()
     if not composed.name:
         experiment = hydra_config.runtime.choices.get("experiment") or "run"
-        composed.name = f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+        in_slurm = composed.cluster.kind == "slurm" and not composed.dry_run
+        # A requeued job finds its run by its number, which stays.
+        stamp = os.environ.get("SLURM_JOB_ID", "") if in_slurm else ""
+        composed.name = f"{experiment}-{stamp or time.strftime('%Y%m%d-%H%M%S')}"
     if sweep:
         varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run=", "name="))]
         what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override)) for override in varied]

@@ -1,17 +1,22 @@
 """Placement: from a configuration and a list of nodes to the processes of a run. A pure function.
 
     place(config, run_dir, nodes, base_port) -> [queue-0, trainer-0, …, rollout-0, …, judge-0, …]
+    place(config, run_dir, nodes, base_port, lost={"n2"}) -> the same run without that node
 
-`local.py` starts what it says on one machine; another renderer starts the same records elsewhere. The trainer takes
-the first nodes, the engines what follows, and the queue server sits beside the trainer's first rank. On a CPU one node
-takes everything.
+`local.py` and `slurm.py` start what it says. The queue server takes the first node, the trainer the first nodes, the
+engines what follows; nodes beyond these are spare. What a node was to do is its *place*. When a node is lost, its place
+goes to a spare; without one, the trainer's places are filled with the fleet's last nodes, and the fleet is smaller.
+Whoever keeps their place keep their names, ports and ranks.
+
+No port number is used twice in a run, so several of its nodes may be one machine.
 """
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
@@ -21,9 +26,15 @@ GUARD = Path(__file__).with_name("guard.py")
 FIRST_PORT, PORT_LIMIT = 10_000, 32_000
 """Linux hands out ports from 32768 on to whoever asks for any port: a fixed port must lie below."""
 
-FIXED_PORTS = 8  # queue, two rendezvous; the others are spare
+FIXED_PORTS = 8  # queue, the trainer's rendezvous; the others are spare
 PUSH_PORTS = 8  # for each pipeline stage: a weight group that is made again listens on another
 ENGINE_PORTS = 8  # an engine's own and those that SGLang derives from it
+JOB_PORTS = 512
+ENGINE_BLOCK = ENGINE_PORTS + 1  # with the rendezvous of the rollout process whose first engine it is
+
+
+class TooFewNodes(ConfigError):
+    """The nodes that are left cannot hold the run."""
 
 
 class Restart(StrEnum):
@@ -46,6 +57,7 @@ class Process:
     role: str  # queue | trainer | rollout | judge
     name: str  # role-n: also the name of its log
     node: str
+    address: str = "127.0.0.1"  # of its node
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's own
     ports: Mapping[str, int] = field(default_factory=dict)  # those it listens on, by purpose
@@ -59,31 +71,32 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ports:
-    """The ports of a run: the same numbers on each of its nodes."""
+    """The ports of a run."""
 
     queue: int
     trainer: int  # rendezvous
-    rollout: int  # rendezvous
-    push: int  # first of `push_count`
-    push_count: int
-    engine: int  # first of `engine_count`
-    engine_count: int
+    push: int  # first of PUSH_PORTS for each pipeline stage
+    engine: int  # first of ENGINE_PORTS for each engine
+    rollout: int  # rendezvous of the rollout process whose first engine is number 0
 
     @staticmethod
     def count(config: RunConfig) -> int:
-        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_PORTS * config.rollout.engines
+        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_BLOCK * config.rollout.engines
 
     @classmethod
     def starting_at(cls, base: int, config: RunConfig) -> "Ports":
-        push_count = PUSH_PORTS * config.trainer.pp
-        return cls(
-            queue=base, trainer=base + 1, rollout=base + 2, push=base + FIXED_PORTS, push_count=push_count,
-            engine=base + FIXED_PORTS + push_count, engine_count=ENGINE_PORTS * config.rollout.engines,
-        )  # fmt: skip
+        push = base + FIXED_PORTS
+        engine = push + PUSH_PORTS * config.trainer.pp
+        rollout = engine + ENGINE_PORTS * config.rollout.engines
+        return cls(queue=base, trainer=base + 1, push=push, engine=engine, rollout=rollout)
 
 
-def choose_base_port(run_dir: Path, config: RunConfig, is_free: Callable[[int], bool]) -> int:
-    """The first port of the run: by the hash of its folder, or the next block that is free. Raises ConfigError."""
+def choose_base_port(run_dir: Path, config: RunConfig, is_free: Callable[[int], bool], *, job: int | None = None) -> int:
+    """The first port of the run, the next block if that is not free. Raises ConfigError.
+
+    By the hash of the run's folder; in a Slurm job by its number, so that jobs that start on a node at the same time, none
+    of them listening yet, do not choose the same.
+    """
     count = Ports.count(config)
     if base := config.cluster.base_port:
         if taken := [port for port in range(base, base + count) if not is_free(port)]:
@@ -92,48 +105,101 @@ def choose_base_port(run_dir: Path, config: RunConfig, is_free: Callable[[int], 
                 "another cluster.base_port, or leave that at 0 to have free ports chosen"
             )
         return base
-    blocks = (PORT_LIMIT - FIRST_PORT) // count
-    start = int.from_bytes(hashlib.sha256(str(run_dir.resolve()).encode()).digest()[:8], "big")
+    size = count if job is None else ceil(count / JOB_PORTS) * JOB_PORTS  # blocks of jobs of any size lie on one grid
+    blocks = (PORT_LIMIT - FIRST_PORT) // size
+    hashed = int.from_bytes(hashlib.sha256(str(run_dir.resolve()).encode()).digest()[:8], "big")
     for offset in range(blocks):
-        base = FIRST_PORT + (start + offset) % blocks * count
+        base = FIRST_PORT + ((hashed if job is None else job) + offset) % blocks * size
         if all(is_free(port) for port in range(base, base + count)):
             return base
     raise ConfigError(f"no {count} free ports in a row between {FIRST_PORT} and {PORT_LIMIT}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Share:
-    """What one node gives to one role."""
+class _Place:
+    """What one node is to do."""
 
-    node: Node
-    ranks: int
-    gpus: tuple[int, ...] = ()
+    trainer_ranks: int = 0
+    first_engine: int = 0
+    engines: int = 0
+    engine_tp: int = 1
+
+    @property
+    def trainer_gpus(self) -> tuple[int, ...]:
+        return tuple(range(self.trainer_ranks))
+
+    @property
+    def engine_gpus(self) -> tuple[int, ...]:
+        return tuple(range(self.trainer_ranks, self.trainer_ranks + self.engines * self.engine_tp))
 
 
-def place(config: RunConfig, run_dir: Path, nodes: Sequence[Node], base_port: int, python: str = sys.executable) -> list[Process]:
-    """The processes of a run. Raises ConfigError when the nodes cannot hold them."""
-    trainers, fleet = _shares(config, nodes)
-    ports = Ports.starting_at(base_port, config)
-    head = trainers[0].node
+def place(
+    config: RunConfig,
+    run_dir: Path,
+    nodes: Sequence[Node],
+    base_port: int,
+    *,
+    lost: Collection[str] = (),
+    python: str = sys.executable,
+) -> list[Process]:
+    """The processes of a run on those of its nodes that are not `lost`.
+
+    Raises ConfigError when the nodes cannot hold them, TooFewNodes when those that are left cannot.
+    """
+    places = _places(config, nodes)
+    taken = _take_places(places, nodes, lost)
+    head = taken[0]
+    if head is None or any(p.trainer_ranks and node is None for p, node in zip(places, taken, strict=True)):
+        raise TooFewNodes(f"{', '.join(sorted(lost))} lost of {len(nodes)} nodes: too few are left for the trainer")
+    fleet = [n for n, (p, node) in enumerate(zip(places, taken, strict=True)) if p.engines and node is not None]
+    if not fleet:
+        raise TooFewNodes(f"{', '.join(sorted(lost))} lost of {len(nodes)} nodes: none is left for the engines")
     context = _Context(
-        config=config, run_dir=run_dir, ports=ports, head=head, python=python, queue=f"tcp://{head.address}:{ports.queue}",
-        alone=len(nodes) == 1,
+        config=config, run_dir=run_dir, ports=Ports.starting_at(base_port, config), head=head, alone=len(nodes) == 1,
+        trainer_python=config.cluster.trainer_python or python, rollout_python=config.cluster.rollout_python or python,
     )  # fmt: skip
-    judge_nodes = [share.node for share in fleet]
+    trainers = [n for n, p in enumerate(places) if p.trainer_ranks]
+    wanted_fleet = [n for n, p in enumerate(places) if p.engines]
+    at = {n: node for n, node in enumerate(taken) if node is not None}
     return [
         _queue(context),
-        *(_trainer(context, n, share, len(trainers)) for n, share in enumerate(trainers)),
-        *(_rollout(context, n, share, sum(s.ranks for s in fleet[:n])) for n, share in enumerate(fleet)),
-        *(_judge(context, n, judge_nodes[n % len(judge_nodes)]) for n in range(config.reward.judges)),
+        *(_trainer(context, n, at[n], places[n], len(trainers)) for n in trainers),
+        *(_rollout(context, number, at[n], places[n]) for number, n in enumerate(wanted_fleet) if n in at),
+        *(_judge(context, number, at[_judge_place(number, wanted_fleet, fleet)]) for number in range(config.reward.judges)),
     ]
 
 
-def _shares(config: RunConfig, nodes: Sequence[Node]) -> tuple[list[_Share], list[_Share]]:
-    trainer = config.trainer
-    world = trainer.tp * trainer.pp * trainer.cp * trainer.dp
+def _judge_place(number: int, wanted: Sequence[int], living: Sequence[int]) -> int:
+    """Judges sit beside the engines, in turn; only those of a place that nobody took move."""
+    own = wanted[number % len(wanted)]
+    return own if own in living else living[number % len(living)]
+
+
+def _take_places(places: Sequence[_Place], nodes: Sequence[Node], lost: Collection[str]) -> list[Node | None]:
+    """The node at each place; None at those that nobody takes."""
+    taken: list[Node | None] = [None if node.name in lost else node for node in nodes]
+    is_trainers = [bool(p.trainer_ranks) for p in places]
+    spare = [n for n, p in enumerate(places) if not p.trainer_ranks and not p.engines]
+    fleet = [n for n, p in enumerate(places) if p.engines and not p.trainer_ranks]
+    for for_trainer in (True, False):
+        for n, p in enumerate(places):
+            if taken[n] is not None or is_trainers[n] is not for_trainer or not (p.trainer_ranks or p.engines):
+                continue
+            givers = [*(fleet if for_trainer else ()), *spare]  # the last one gives
+            giver = next((g for g in reversed(givers) if taken[g] is not None), None)
+            if giver is not None:
+                taken[n], taken[giver] = taken[giver], None
+    return taken
+
+
+def _places(config: RunConfig, nodes: Sequence[Node]) -> list[_Place]:
+    """What each node is to do when all are there. Raises ConfigError when they cannot hold the run."""
+    world = _trainer_ranks(config)
     engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
-    if len(nodes) == 1 and config.cluster.device == "cpu":
-        return [_Share(node=nodes[0], ranks=world)], [_Share(node=nodes[0], ranks=engines)]
+    if config.cluster.device == "cpu":
+        # As many ranks on a node as are needed, and no more: what is left over is spare.
+        every = (_divide(config, len(nodes), per_node) for per_node in range(1, world + engines * engine_tp + 1))
+        return next(found for found in every if found is not None)
     needs = (
         f"the trainer needs {world} GPUs (trainer.tp x pp x cp x dp) and the engines {engines * engine_tp} "
         f"(rollout.engines x engine_tp)"
@@ -145,22 +211,31 @@ def _shares(config: RunConfig, nodes: Sequence[Node]) -> tuple[list[_Share], lis
         )
     if world > per_node and world % per_node:
         raise ConfigError(f"{needs}: a trainer larger than a node must fill its nodes of {per_node} GPUs")
-    trainers = []
-    fleet = []
-    trainer_left, engines_left = world, engines
-    for node in nodes:
-        ranks = min(trainer_left, per_node)
-        if ranks:
-            trainers.append(_Share(node=node, ranks=ranks, gpus=tuple(range(ranks))))
-        here = min(engines_left, (per_node - ranks) // engine_tp)
-        if here:
-            fleet.append(_Share(node=node, ranks=here, gpus=tuple(range(ranks, ranks + here * engine_tp))))
-        trainer_left, engines_left = trainer_left - ranks, engines_left - here
-    if trainer_left or engines_left:
+    if (places := _divide(config, len(nodes), per_node)) is None:
         raise ConfigError(
             f"{needs}, more than {len(nodes)} node(s) of {per_node} GPUs hold: lower them, add nodes, or set cluster.device=cpu"
         )
-    return trainers, fleet
+    return places
+
+
+def _trainer_ranks(config: RunConfig) -> int:
+    trainer = config.trainer
+    return trainer.tp * trainer.pp * trainer.cp * trainer.dp
+
+
+def _divide(config: RunConfig, nodes: int, per_node: int) -> list[_Place] | None:
+    """Trainer first, then engines, `per_node` ranks to a node; None if it does not fit."""
+    trainer_left = _trainer_ranks(config)
+    engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
+    if trainer_left > per_node and trainer_left % per_node:
+        return None
+    places, placed = [], 0
+    for _ in range(nodes):
+        ranks = min(trainer_left, per_node)
+        here = min(engines - placed, (per_node - ranks) // engine_tp)
+        places.append(_Place(trainer_ranks=ranks, first_engine=placed, engines=here, engine_tp=engine_tp))
+        trainer_left, placed = trainer_left - ranks, placed + here
+    return None if trainer_left or placed < engines else places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,15 +244,24 @@ class _Context:
     run_dir: Path
     ports: Ports
     head: Node
-    python: str
-    queue: str  # endpoint
+    trainer_python: str
+    rollout_python: str  # of the queue server and the judges too
     alone: bool  # one node holds the whole run
+
+    @property
+    def queue(self) -> str:
+        """Endpoint of the queue server."""
+        return f"tcp://{self.head.address}:{self.ports.queue}"
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.config.cluster.device != "cpu"
 
     def env(self, share_gpus: tuple[int, ...] = ()) -> dict[str, str]:
         env = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         # Megatron and torch warn on every rank, at import already, about what only they can change.
         env["PYTHONWARNINGS"] = "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning"
-        if self.config.cluster.device == "cpu":
+        if not self.has_gpus:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
             if self.alone:
                 env["GLOO_SOCKET_IFNAME"] = "lo"
@@ -186,61 +270,64 @@ class _Context:
             env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share_gpus)), "NCCL_CUMEM_ENABLE": "0"}
         return env
 
-    def torchrun(self, module: str, ranks: int, rendezvous: Sequence[str]) -> list[str]:
+    def torchrun(self, python: str, module: str, ranks: int, rendezvous: Sequence[str]) -> list[str]:
         """torchrun gives each worker a session of its own, so each goes through the guard, to die with torchrun.
 
         It restarts nothing: it would do so at once and for ever, while the launcher can tell a crash from a bad start.
         Without the `--` it would take the worker's `--run` for one of its own options.
         """
         return [
-            self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous,
-            "--max-restarts", "0", "--no-python", "--", self.python, str(GUARD), self.python, "-m", module,
+            python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous,
+            "--max-restarts", "0", "--no-python", "--", python, str(GUARD), python, "-m", module,
         ]  # fmt: skip
 
 
 def _queue(context: _Context) -> Process:
+    argv = (context.rollout_python, "-m", "rollout.queue", "--run", str(context.run_dir), "--bind", context.queue)
     return Process(
-        role="queue", name="queue-0", node=context.head.name, env=context.env(), restart=Restart.ALWAYS,
-        argv=(context.python, "-m", "rollout.queue", "--run", str(context.run_dir), "--bind", context.queue),
-        ports={"queue": context.ports.queue},
+        role="queue", name="queue-0", node=context.head.name, address=context.head.address, argv=argv, env=context.env(),
+        ports={"queue": context.ports.queue}, restart=Restart.ALWAYS,
     )  # fmt: skip
 
 
-def _trainer(context: _Context, n: int, share: _Share, nodes: int) -> Process:
+def _trainer(context: _Context, number: int, node: Node, its: _Place, nodes: int) -> Process:
     ports = context.ports
+    # The first rank is on the first node, which is never replaced: the queue server and the launcher are there too.
     rendezvous = [
-        "--nnodes", str(nodes), "--node-rank", str(n),
+        "--nnodes", str(nodes), "--node-rank", str(number),
         "--master-addr", context.head.address, "--master-port", str(ports.trainer),
     ]  # fmt: skip
-    argv = context.torchrun("trainer", share.ranks, rendezvous)
+    argv = context.torchrun(context.trainer_python, "trainer", its.trainer_ranks, rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue, "--push-port", str(ports.push)]
-    listens = {"rendezvous": ports.trainer, "push": ports.push} if n == 0 else {}
+    gpus = its.trainer_gpus if context.has_gpus else ()
     return Process(
-        role="trainer", name=f"trainer-{n}", node=share.node.name, argv=tuple(argv), env=context.env(share.gpus),
-        ports=listens, gpus=share.gpus, restart=Restart.NEVER,
+        role="trainer", name=f"trainer-{number}", node=node.name, address=node.address, argv=tuple(argv), env=context.env(gpus),
+        ports={"rendezvous": ports.trainer, "push": ports.push} if number == 0 else {}, gpus=gpus, restart=Restart.NEVER,
     )  # fmt: skip
 
 
-def _rollout(context: _Context, n: int, share: _Share, first_engine: int) -> Process:
-    ports = context.ports
+def _rollout(context: _Context, number: int, node: Node, its: _Place) -> Process:
+    ports, first = context.ports, its.first_engine
     rendezvous = [
-        "--nnodes", "1", "--node-rank", "0",
-        "--master-addr", share.node.address, "--master-port", str(ports.rollout),
+        "--nnodes", "1", "--node-rank", "0", "--master-addr", node.address, "--master-port", str(ports.rollout + first),
     ]  # fmt: skip
-    argv = context.torchrun("rollout", share.ranks, rendezvous)
+    argv = context.torchrun(context.rollout_python, "rollout", its.engines, rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue]
-    argv += ["--engine-port", str(ports.engine), "--first-engine", str(first_engine)]
-    engines = {f"engine-{first_engine + k}": ports.engine + k * ENGINE_PORTS for k in range(share.ranks)}
+    argv += ["--engine-port", str(ports.engine + first * ENGINE_PORTS), "--first-engine", str(first)]
+    engines = {f"engine-{n}": ports.engine + n * ENGINE_PORTS for n in range(first, first + its.engines)}
+    gpus = its.engine_gpus if context.has_gpus else ()
     return Process(
-        role="rollout", name=f"rollout-{n}", node=share.node.name, argv=tuple(argv), env=context.env(share.gpus),
-        ports={"rendezvous": ports.rollout, **engines}, gpus=share.gpus, restart=Restart.ON_FAILURE,
+        role="rollout", name=f"rollout-{number}", node=node.name, address=node.address, argv=tuple(argv), env=context.env(gpus),
+        ports={"rendezvous": ports.rollout + first, **engines}, gpus=gpus, restart=Restart.ON_FAILURE,
     )  # fmt: skip
 
 
-def _judge(context: _Context, n: int, node: Node) -> Process:
-    name = f"judge-{n}"
-    argv = (context.python, "-m", "reward", "--run", str(context.run_dir), "--queue", context.queue, "--name", name)
-    return Process(role="judge", name=name, node=node.name, argv=argv, env=context.env(), restart=Restart.ON_FAILURE)
+def _judge(context: _Context, number: int, node: Node) -> Process:
+    name = f"judge-{number}"
+    argv = (context.rollout_python, "-m", "reward", "--run", str(context.run_dir), "--queue", context.queue, "--name", name)
+    return Process(
+        role="judge", name=name, node=node.name, address=node.address, argv=argv, env=context.env(), restart=Restart.ON_FAILURE
+    )
 
 
 def describe(processes: Sequence[Process]) -> str:

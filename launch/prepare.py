@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.local import end_group, start_guarded
+from launch.child import end_group, start_guarded
 
 CACHE = Path("cache")
 HASH_FILE = ".made_from"

@@ -99,7 +99,7 @@ class Progress:
         self._steps = steps
         self._out = out
         self._engines = {
-            name: port for p in processes for name, port in p.ports.items() if name.startswith("engine-")
+            name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")
         }  # not yet listening
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0
@@ -129,8 +129,8 @@ class Progress:
         self._last_step = line
 
     def _probe_engines(self) -> None:
-        for name, port in list(self._engines.items()):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+        for name, address in list(self._engines.items()):
+            with suppress(OSError), socket.create_connection(address, timeout=0.2):
                 del self._engines[name]
                 self.say(f"{name} listens after {self._elapsed_s():.0f} s")
 

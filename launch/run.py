@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -11,33 +11,53 @@ from conf.schema import ConfigError, RunConfig
 from launch.costs import costs
 from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
-from launch.local import Interrupted, RunFailed, Supervisor
+from launch.lifecycle import End, Lifecycle, Outcome, Rules
+from launch.local import LocalHost
 from launch.placement import Node, Process, choose_base_port, describe, place
-from launch.prepare import RECIPES, prepare
+from launch.prepare import PROJECT, RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
+from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
+from launch.slurm import SlurmHost
+from launch.slurm_job import Job, probe, requeue, this_job
+from launch.slurm_step import Where
+from launch.supervise import Host, Interrupted, RunFailed, supervise
 from rollout.keys import RunKeys
 
 LOGS = "logs"
+CHECKPOINTS = "checkpoints"
 LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Site:
+    """Where a run takes place."""
+
+    nodes: list[Node]
+    host: Callable[[Path], Host]  # from the folder of the logs
+    job: Job | None = None  # of Slurm
 
 
 def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resumed: bool, out: TextIO) -> float:
     """Runs to the end; `write` puts the configuration into the run's folder. Returns the run's outcome.
 
-    Raises ConfigError, PrepareError before anything is started, RunFailed and Interrupted after.
+    Raises ConfigError, PrepareError, SlurmError before anything is started, RunFailed and Interrupted after.
     """
 
     def say(text: str) -> None:
         print(text, file=out, flush=True)
 
     started_s = time.monotonic()
-    _check_place(config)
     check_run_dir(run_dir, resumed=resumed)
+    site = _site(config)
     prepare(RECIPES[config.model.prepare], say)
-    base_port = choose_base_port(run_dir, config, port_is_free)
-    processes = place(config, run_dir, local_nodes(config), base_port)
+    base_port = _base_port(config, run_dir, site)
+
+    def placed(lost: frozenset[str]) -> list[Process]:
+        return place(config, run_dir, site.nodes, base_port, lost=lost)
+
+    processes = placed(frozenset())
     check_before_start(config, run_dir, processes, say)
     with held(run_dir):
         write()
@@ -45,21 +65,88 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
         say(f"{'resuming' if resumed else 'run'} {run_dir}: {_counts(processes)}, logs in {run_dir / LOGS}")
         progress = Progress(run_dir, config.trainer.steps, processes, out, resumed=resumed)
         try:
-            with Supervisor(processes, run_dir / LOGS, config.cluster.worker_restarts, progress.say) as supervisor:
-                supervisor.run(progress.tick)
-        except Interrupted:
-            progress.say(f"interrupted; {_how_to_go_on(run_dir)}")
-            raise
-        except RunFailed as error:
-            raise RunFailed(f"{error}\n{_how_to_go_on(run_dir)}") from error
+            end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress)
         finally:
             write_report(run_dir)
-    progress.say(summary(run_dir, time.monotonic() - started_s))
+    _settle(end, config, run_dir, site.job, progress.say)
+    if end.outcome is Outcome.DONE:
+        progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
 
 
-def _how_to_go_on(run_dir: Path) -> str:
-    return f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
+def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, progress: Progress) -> End:
+    recoveries = Recoveries(run_dir, progress.say)
+
+    def tick() -> None:
+        progress.tick()
+        recoveries.tick()
+
+    return supervise(
+        life,
+        site.host(run_dir / LOGS),
+        progress.say,
+        tick=tick,
+        newest=lambda: newest_checkpoint(run_dir / CHECKPOINTS),
+        note=recoveries.note,
+    )
+
+
+def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Callable[[str], None]) -> None:
+    """What follows from a run's end: a job that may still be finished is requeued. Raises RunFailed, Interrupted."""
+    how_to_go_on = f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
+    match end.outcome:
+        case Outcome.INTERRUPTED:
+            say(f"interrupted; {how_to_go_on}")
+            raise Interrupted
+        case Outcome.SAVED | Outcome.SHORT if job is not None and job.restarts < config.cluster.requeues:
+            say(f"the job is requeued and will go on from version {newest_checkpoint(run_dir / CHECKPOINTS)}. {end.why}".rstrip())
+            requeue(job)
+        case Outcome.SAVED if job is None:
+            say(f"saved version {newest_checkpoint(run_dir / CHECKPOINTS)}; {how_to_go_on}")
+        case Outcome.SAVED | Outcome.SHORT:
+            raise RunFailed(f"the job was requeued {config.cluster.requeues} times (cluster.requeues). {end.why}\n{how_to_go_on}")
+        case Outcome.FAILED:
+            raise RunFailed(f"{end.why}\n{how_to_go_on}")
+
+
+def rules(config: RunConfig) -> Rules:
+    cluster = config.cluster
+    return Rules(
+        worker_restarts=cluster.worker_restarts,
+        trainer_restarts=cluster.trainer_restarts,
+        steps=config.trainer.steps,
+        save_s=cluster.save_s,
+    )
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The version of the newest whole checkpoint, by the names that the trainer gives them; 0 if there is none."""
+    versions = [path.name.removeprefix("version-") for path in folder.glob("version-*")]
+    return max((int(version) for version in versions if version.isdigit()), default=0)
+
+
+def _site(config: RunConfig) -> _Site:
+    """Raises ConfigError, SlurmError."""
+    if config.cluster.kind == "local":
+        if config.cluster.nodes != 1:
+            raise ConfigError(
+                f"cluster.nodes={config.cluster.nodes}: with cluster.kind=local a run has this machine only; "
+                "dry_run=true shows the placement of a larger one, sbatch launch/kestrel_256.sh starts it"
+            )
+        return _Site(nodes=local_nodes(config), host=LocalHost)
+    job = this_job(config.cluster.gpus_per_node)
+
+    def host(log_dir: Path) -> SlurmHost:
+        return SlurmHost(job, Where(cluster=config.cluster, folders=(Path.cwd(), PROJECT, log_dir.parent)), log_dir)
+
+    return _Site(nodes=list(job.nodes), host=host, job=job)
+
+
+def _base_port(config: RunConfig, run_dir: Path, site: _Site) -> int:
+    if site.job is None:
+        return choose_base_port(run_dir, config, port_is_free)
+    taken = probe(site.job.nodes)
+    return choose_base_port(run_dir, config, lambda port: port not in taken, job=site.job.id)
 
 
 def dry_run(config: RunConfig) -> str:
@@ -94,14 +181,6 @@ def with_device(config: RunConfig) -> RunConfig:
         return config
     device = "cuda" if config.cluster.gpus_per_node or gpus_found() else "cpu"
     return replace(config, cluster=replace(config.cluster, device=device))
-
-
-def _check_place(config: RunConfig) -> None:
-    if config.cluster.kind != "local" or config.cluster.nodes != 1:
-        raise ConfigError(
-            f"cluster.kind={config.cluster.kind}, cluster.nodes={config.cluster.nodes}: this command starts runs on "
-            "this machine only (cluster.kind=local, cluster.nodes=1); dry_run=true shows the placement of a larger one"
-        )
 
 
 def _counts(processes: list[Process]) -> str:

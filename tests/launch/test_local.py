@@ -1,6 +1,7 @@
 """The supervisor, with small processes of its own in the roles of a run."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local import GRACE_S, RunFailed, Supervisor
+from launch.lifecycle import End, Lifecycle, Outcome, Rules
+from launch.local import GRACE_S, LocalHost
 from launch.placement import GUARD, Process, Restart
+from launch.supervise import supervise
 
 FOREVER = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -28,11 +31,28 @@ def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0
     )
 
 
-def supervise(processes: list[Process], log_dir: Path, *, restarts: int = 5, closing_s: float = 5.0) -> list[str]:
+def life_of(processes: list[Process], *, restarts: int = 5, closing_s: float = 5.0, trainer_restarts: int = 0) -> Lifecycle:
+    rules = Rules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, closing_s=closing_s)
+    return Lifecycle(lambda lost: processes, rules)
+
+
+def run(processes: list[Process], log_dir: Path, **rules: float) -> tuple[End, list[str]]:
     said: list[str] = []
-    with Supervisor(processes, log_dir, restarts, said.append, grace_s=1.0, closing_s=closing_s) as supervisor:
-        supervisor.run()
+    end = supervise(life_of(processes, **rules), LocalHost(log_dir, grace_s=1.0), said.append)  # type: ignore[arg-type]
+    return end, said
+
+
+def complete(processes: list[Process], log_dir: Path, **rules: float) -> list[str]:
+    """What was said in a run that went through."""
+    end, said = run(processes, log_dir, **rules)
+    assert end == End(outcome=Outcome.DONE)
     return said
+
+
+def failure(processes: list[Process], log_dir: Path, **rules: float) -> str:
+    end, _ = run(processes, log_dir, **rules)
+    assert end.outcome is Outcome.FAILED
+    return end.why
 
 
 def trainer_waiting_for(path: Path) -> Process:
@@ -52,7 +72,7 @@ def alive(pid: int) -> bool:
 
 def test_run_is_complete_when_the_trainer_is_and_the_others_left(tmp_path: Path) -> None:
     started = time.monotonic()
-    said = supervise([fake("trainer", "print('trained')"), fake("judge", "import time; time.sleep(0.5)")], tmp_path)
+    said = complete([fake("trainer", "print('trained')"), fake("judge", "import time; time.sleep(0.5)")], tmp_path)
     assert said == []
     assert time.monotonic() - started < 4
     assert "trained" in (tmp_path / "trainer-0.log").read_text()
@@ -61,7 +81,7 @@ def test_run_is_complete_when_the_trainer_is_and_the_others_left(tmp_path: Path)
 def test_what_does_not_leave_is_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     stubborn = fake("judge", f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n{DEAF}")
-    said = supervise([trainer_waiting_for(pid_file), stubborn], tmp_path, closing_s=0.5)
+    said = complete([trainer_waiting_for(pid_file), stubborn], tmp_path, closing_s=0.5)
     assert "judge-0 did not leave" in said[0]
     assert not alive(int(pid_file.read_text()))
 
@@ -79,7 +99,7 @@ else:
     os.kill(os.getpid(), signal.SIGKILL)
 """,
     )
-    said = supervise([trainer_waiting_for(twice), worker], tmp_path)
+    said = complete([trainer_waiting_for(twice), worker], tmp_path)
     assert len(said) == 1
     assert "rollout-0 was killed by SIGKILL" in said[0]
     assert (tmp_path / "rollout-0.log").read_text().count("--- started") == 2
@@ -96,7 +116,7 @@ if len(open({str(lives)!r}).read()) >= 2:
     import time
     time.sleep(600)
 """
-    said = supervise([trainer_waiting_for(enough), fake("queue", count, Restart.ALWAYS), fake("judge", "pass")], tmp_path)
+    said = complete([trainer_waiting_for(enough), fake("queue", count, Restart.ALWAYS), fake("judge", "pass")], tmp_path)
     assert [line.split()[0] for line in said] == ["queue-0"]
 
 
@@ -107,33 +127,30 @@ def test_failed_trainer_ends_everything_with_the_end_of_its_log(tmp_path: Path) 
         "trainer",
         f"import os, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(0.05)\nraise ValueError('loss is nan')",
     )
-    with pytest.raises(RunFailed, match=r"(?s)trainer-0 ended with exit code 1.*loss is nan"):
-        supervise([trainer, worker], tmp_path)
+    assert re.match(r"(?s)trainer-0 ended with exit code 1.*loss is nan", failure([trainer, worker], tmp_path))
     assert not alive(int(pid_file.read_text()))
 
 
 def test_killed_trainer_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="trainer-0 was killed by SIGKILL"):
-        supervise([fake("trainer", "import os; os.kill(os.getpid(), 9)"), fake("judge", FOREVER)], tmp_path)
+    why = failure([fake("trainer", "import os; os.kill(os.getpid(), 9)"), fake("judge", FOREVER)], tmp_path)
+    assert why.startswith("trainer-0 was killed by SIGKILL")
 
 
 def test_process_that_was_started_wrongly_is_not_tried_again(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"(?s)queue-0 ended with exit code 2.*broken line 7"):
-        supervise(
-            [fake("trainer", FOREVER), fake("queue", "import sys; print('broken line 7'); sys.exit(2)", Restart.ALWAYS)], tmp_path
-        )
+    queue = fake("queue", "import sys; print('broken line 7'); sys.exit(2)", Restart.ALWAYS)
+    assert re.match(r"(?s)queue-0 ended with exit code 2.*broken line 7", failure([fake("trainer", FOREVER), queue], tmp_path))
     assert (tmp_path / "queue-0.log").read_text().count("--- started") == 1
 
 
 def test_process_that_fails_soon_after_each_start_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="judge-0 ended with exit code 5"):
-        supervise([fake("trainer", FOREVER), fake("judge", "raise SystemExit(5)")], tmp_path)
+    why = failure([fake("trainer", FOREVER), fake("judge", "raise SystemExit(5)")], tmp_path)
+    assert why.startswith("judge-0 ended with exit code 5")
     assert (tmp_path / "judge-0.log").read_text().count("--- started") == 3
 
 
 def test_restarts_are_bounded(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"after 1 restarts \(cluster.worker_restarts\): judge-0 was killed"):
-        supervise([fake("trainer", FOREVER), fake("judge", "import os; os.kill(os.getpid(), 9)")], tmp_path, restarts=1)
+    why = failure([fake("trainer", FOREVER), fake("judge", "import os; os.kill(os.getpid(), 9)")], tmp_path, restarts=1)
+    assert why.startswith("after 1 restarts (cluster.worker_restarts): judge-0 was killed")
 
 
 def test_daemon_that_a_process_left_behind_is_ended(tmp_path: Path) -> None:
@@ -143,7 +160,7 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {DEAF!r}], start_new_session=True)
 open({str(pid_file)!r}, "w").write(str(child.pid))
 """
-    supervise([trainer_waiting_for(pid_file), fake("judge", daemon)], tmp_path)
+    complete([trainer_waiting_for(pid_file), fake("judge", daemon)], tmp_path)
     assert not alive(int(pid_file.read_text()))
 
 
@@ -152,13 +169,12 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_local import DEAF, FOREVER, fake
-from launch.local import Interrupted, Supervisor
+from launch.local import LocalHost
 from launch.placement import Process
-try:
-    with Supervisor({processes}, Path({log_dir!r}), 5, print, grace_s={grace_s}) as supervisor:
-        supervisor.run()
-except Interrupted:
-    sys.exit(130)
+from launch.supervise import supervise
+from test_local import life_of
+end = supervise(life_of({processes}), LocalHost(Path({log_dir!r}), grace_s={grace_s}), print)
+sys.exit({{"interrupted": 130, "saved": 75}}[end.outcome])
 """
 
 
@@ -212,6 +228,39 @@ TORCHRUN = """
 """
 
 
+SAVES = """
+import pathlib, signal, sys, time
+path = pathlib.Path(sys.argv[1])
+while signal.SIGUSR1 not in signal.sigpending():
+    time.sleep(0.05)
+path.write_text("saved")
+"""
+
+
+def test_told_to_save_every_process_of_the_trainer_hears_it_and_none_dies_of_it(tmp_path: Path) -> None:
+    """A parent that knows nothing of the signal, as torchrun, and a child that waits for it."""
+    saved = tmp_path / "saved"
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {SAVES!r}, {str(saved)!r}]))"
+    launcher, pids = start_launcher(tmp_path, f"[fake('trainer', {parent!r}), fake('judge', FOREVER)]", count=3)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(timeout=10) == 75
+    assert saved.read_text() == "saved"
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_failed_trainer_starts_again_if_it_may_and_the_others_stay(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    trainer = f"""
+with open({str(lives)!r}, "a") as file:
+    file.write("x")
+if len(open({str(lives)!r}).read()) < 2:
+    raise SystemExit(3)
+"""
+    said = complete([fake("trainer", trainer), fake("judge", "import time; time.sleep(3)")], tmp_path, trainer_restarts=1)
+    assert "starts again after trainer-0 ended with exit code 3" in said[0]
+    assert (tmp_path / "judge-0.log").read_text().count("--- started") == 1
+
+
 @pytest.mark.slow
 def test_killed_launcher_leaves_no_torchrun_workers_behind(tmp_path: Path) -> None:
     processes = TORCHRUN.format(port=21987, guard=str(GUARD), code=DEAF)
@@ -229,9 +278,7 @@ def test_failed_torchrun_worker_is_named_with_its_own_words(tmp_path: Path) -> N
         "--master-port", "21988", "--no-python", "--", sys.executable, str(GUARD), sys.executable, "-c", code,
     )  # fmt: skip
     process = Process(role="trainer", name="trainer-0", node="here", argv=argv)
-    with pytest.raises(RunFailed) as failed:
-        supervise([process], tmp_path)
-    message = str(failed.value)
+    message = failure([process], tmp_path)
     assert "trainer-0 (worker 1) ended with exit code 1" in message
     assert message.rstrip().endswith("the reason")
 

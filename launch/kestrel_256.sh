@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# One run on the nodes of one Slurm job (docs/slurm.md):
+#
+#   sbatch launch/kestrel_256.sh [override …]                                the job of 256 GPUs
+#   sbatch --nodes=4 launch/kestrel_256.sh experiment=debug [override …]     the same, small
+#   sbatch launch/kestrel_256.sh resume=outputs/NAME                         go on with a run
+#
+# What differs between clusters is configuration (cluster.setup, cluster.container, cluster.trainer_python, …) or an option
+# of sbatch (--partition, --account, --time). Any #SBATCH line can be overridden on the command line.
+#SBATCH --job-name=kestrel
+#SBATCH --nodes=32
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=48:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+#SBATCH --no-kill
+#SBATCH --open-mode=append
+#SBATCH --output=kestrel-%j.log
+#
+# --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
+# --no-kill: a lost node does not end the job; the launcher goes on without it.
+set -euo pipefail
+
+# Slurm runs a copy of this script; where the original lies it knows.
+script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\([^ ]*\).*/\1/p')
+project=$(dirname "$(dirname "$(realpath "$script")")")
+
+# The launcher's own Python needs no torch; those of trainer and fleet are cluster.trainer_python and cluster.rollout_python.
+python=${KESTREL_PYTHON:-$project/.venv/bin/python}
+[[ -x $python ]] || python=python3
+export PYTHONPATH=$project${PYTHONPATH:+:$PYTHONPATH}
+
+case " $*" in
+  *" experiment="* | *" resume="*) ;;
+  *) set -- experiment=kestrel_256 "$@" ;;
+esac
+
+# In the place of this shell, so that Slurm's signals reach the launcher itself.
+exec "$python" -m launch cluster.kind=slurm "$@"

@@ -1,0 +1,333 @@
+"""How a run lives: what is started, started again, stopped, and when it is over. Pure: it knows no clock, process or file.
+
+    life = Lifecycle(place, rules)          place: the nodes that are lost -> the processes of the run
+    actions = life.begin(now)               then: ended, node_lost, save, interrupt, progressed, tick; each gives actions
+
+Rules. The run is done when every trainer process has ended with 0; the others are then told to leave by the queue, and
+are waited for. A worker that ends early is started again, with a small back-off, unless it cannot start at all (exit
+code 2, or three failures soon after its start). A trainer process that fails, or whose node is lost, takes the whole
+trainer with it: all of it is stopped, the processes are placed anew on the nodes that are left, and it starts again,
+from its last checkpoint by itself. Whether a node was the cause is known only when every other node was heard after the
+failure, so that is waited for. What is to run somewhere else is stopped there first.
+
+Asked to save, the trainer writes a checkpoint and ends with 0, and so does the run, to be gone on with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launch.placement import Process, Restart, TooFewNodes
+
+CLOSING_S = 30.0  # for the others to leave by themselves when the trainer is done
+BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+CANNOT_START = 2  # exit code of a process that was started wrongly: starting it again cannot help
+EARLY_S = 30.0
+EARLY_FAILURES = 3
+TELL_AGAIN_S = 10.0
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    SAVED = "saved"  # not done; a checkpoint was written as asked
+    SHORT = "short"  # too few nodes are left
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """How a process ended."""
+
+    code: int  # as of subprocess: -9 was killed by SIGKILL
+    how: str  # "trainer-0 was killed by SIGKILL"
+    last_words: str = ""  # the end of its log
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    process: Process
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    name: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TellToSave:
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The run is over; whatever still runs is to be ended."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+Action = Start | Stop | TellToSave | Say | End
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    worker_restarts: int  # of each restartable process
+    trainer_restarts: int  # in a row without a new checkpoint; those for a lost node are not counted
+    steps: int  # of the whole run
+    save_s: float = 480.0  # for a checkpoint that was asked for
+    closing_s: float = CLOSING_S
+
+
+class Phase(StrEnum):
+    RUNNING = "running"
+    MENDING = "mending"  # the trainer is stopped and will start again
+    SAVING = "saving"
+    CLOSING = "closing"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class _Life:
+    process: Process
+    running: bool = False
+    stopping: bool = False
+    left: bool = False  # ended, and is not to be started again
+    started_s: float = 0.0
+    due_s: float = 0.0  # when it is to be started
+    restarts: int = 0
+    early_failures: int = 0
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why the trainer is being mended."""
+
+    at_s: float
+    cause: Cause | None  # None: a node was lost
+    for_node: bool = False
+
+
+class Lifecycle:
+    """One run. Every method that takes `now` (seconds, any origin) returns what is to be done, in order."""
+
+    def __init__(self, place: Callable[[frozenset[str]], Sequence[Process]], rules: Rules) -> None:
+        self._place, self._rules = place, rules
+        self._lost: frozenset[str] = frozenset()
+        self._lives = {p.name: _Life(process=p) for p in place(self._lost)}
+        self._gone: dict[str, _Life] = {}  # no longer placed, and still ending
+        self._version = 0  # of the newest checkpoint
+        self._trainer_restarts = 0
+        self._failure: _Failure | None = None
+        self._deadline_s = 0.0  # of saving and of closing
+        self._tell_s = 0.0  # when to tell the trainer again
+        self.phase = Phase.RUNNING
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those of the present placement."""
+        return [life.process for life in self._lives.values()]
+
+    def begin(self, now: float) -> list[Action]:
+        return self._start_due(now)
+
+    def ended(self, name: str, cause: Cause, now: float) -> list[Action]:
+        """A process that was started has ended."""
+        if (gone := self._gone.pop(name, None)) is not None:
+            gone.running = False
+            return []
+        life = self._lives[name]
+        expected, life.running, life.stopping = life.stopping, False, False
+        if self.phase is Phase.OVER or expected:
+            return []
+        if life.process.role == "trainer":
+            return self._trainer_ended(life, cause, now)
+        if self.phase is Phase.CLOSING or (cause.code == 0 and life.process.restart is Restart.ON_FAILURE):
+            life.left = True
+            return []
+        return self._worker_failed(life, cause, now)
+
+    def node_lost(self, node: str, why: str, now: float) -> list[Action]:
+        """Nothing runs on this node any more, and nothing can."""
+        self._lost |= {node}
+        hit = [life for life in [*self._lives.values(), *self._gone.values()] if life.process.node == node and life.running]
+        for life in hit:
+            life.running = life.stopping = False
+        self._gone = {name: life for name, life in self._gone.items() if life.running}
+        actions: list[Action] = [Say(text=f"{node} is lost ({why}); it ran {_names(hit) or 'nothing'}")]
+        if self.phase in (Phase.CLOSING, Phase.OVER):
+            return actions
+        if any(life.process.node == node and life.process.role == "trainer" for life in self._lives.values()):
+            return actions + self._mend(_Failure(at_s=now, cause=None, for_node=True))
+        return actions if self.phase is Phase.MENDING else actions + self._place_anew(now)
+
+    def progressed(self, version: int) -> None:
+        """The newest checkpoint is of this version."""
+        if version > self._version:
+            self._version, self._trainer_restarts = version, 0
+
+    def save(self, now: float) -> list[Action]:
+        """The time is nearly up: the trainer writes a checkpoint and ends."""
+        if self.phase is Phase.MENDING:
+            return self._over(Outcome.SAVED, "the trainer was being started again")
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.phase, self._deadline_s = Phase.SAVING, now + self._rules.save_s
+        return [Say(text="the trainer is told to save and to end"), *self._tell(now)]
+
+    def interrupt(self) -> list[Action]:
+        return self._over(Outcome.INTERRUPTED)
+
+    def tick(self, now: float, heard_s: float) -> list[Action]:
+        """Time has gone on. `heard_s`: every node that is not lost was heard after this."""
+        match self.phase:
+            case Phase.MENDING:
+                return self._mending(now, heard_s)
+            case Phase.CLOSING:
+                return self._closing(now)
+            case Phase.SAVING if now > self._deadline_s:
+                return self._over(Outcome.SAVED, f"the trainer did not save within {self._rules.save_s:g} s")
+            case Phase.RUNNING | Phase.SAVING:
+                return self._start_due(now) + (self._tell(now) if self.phase is Phase.SAVING and now >= self._tell_s else [])
+        return []
+
+    # The trainer.
+
+    def _tell(self, now: float) -> list[Action]:
+        """A process that is only just starting does not hear it yet, so it is said again."""
+        self._tell_s = now + TELL_AGAIN_S
+        return [TellToSave(name=life.process.name) for life in self._trainers() if life.running]
+
+    def _trainers(self) -> list[_Life]:
+        return [life for life in self._lives.values() if life.process.role == "trainer"]
+
+    def _trainer_ended(self, life: _Life, cause: Cause, now: float) -> list[Action]:
+        if cause.code == 0:
+            life.left = True
+            if not all(trainer.left for trainer in self._trainers()):
+                return []
+            if self.phase is Phase.SAVING and self._version < self._rules.steps:
+                return self._over(Outcome.SAVED)
+            self.phase, self._deadline_s = Phase.CLOSING, now + self._rules.closing_s
+            return []
+        if self.phase is Phase.SAVING:
+            return self._over(Outcome.SAVED, f"the last checkpoint is an older one: {cause.how}\n{cause.last_words}")
+        return self._mend(_Failure(at_s=now, cause=cause))
+
+    def _mend(self, failure: _Failure) -> list[Action]:
+        """Stops the whole trainer, to look at what happened and to start it again."""
+        if self._failure is None:
+            self._failure = failure
+        else:  # one thing leads to another: the first cause is reported
+            self._failure.for_node = self._failure.for_node or failure.for_node
+            self._failure.at_s = failure.at_s if failure.for_node else self._failure.at_s
+        if self.phase is Phase.SAVING:
+            return self._over(Outcome.SAVED, "the trainer was lost while it saved")
+        self.phase = Phase.MENDING
+        return [action for life in self._trainers() for action in self._stop(life, at_once=True)]
+
+    def _mending(self, now: float, heard_s: float) -> list[Action]:
+        failure = self._failure
+        assert failure is not None
+        if any(life.running for life in self._trainers()) or heard_s < failure.at_s:
+            return []
+        if failure.cause is not None and not failure.for_node:
+            if failure.cause.code == CANNOT_START or self._trainer_restarts >= self._rules.trainer_restarts:
+                return self._over(Outcome.FAILED, self._trainer_obituary(failure.cause))
+            self._trainer_restarts += 1
+        actions = self._place_anew(now)
+        if self.phase is Phase.OVER or self._gone or any(life.stopping for life in self._lives.values()):
+            return actions  # the trainer may need the place of what is still ending
+        self.phase, self._failure = Phase.RUNNING, None
+        for life in self._trainers():
+            life.left, life.due_s = False, now
+        why = f"after {failure.cause.how}" if failure.cause is not None and not failure.for_node else "without the lost node"
+        nodes = ", ".join(dict.fromkeys(life.process.node for life in self._trainers()))
+        actions.append(Say(text=f"the trainer starts again {why}, on {nodes}, from its checkpoint of version {self._version}"))
+        return actions + self._start_due(now)
+
+    def _trainer_obituary(self, cause: Cause) -> str:
+        text = f"{cause.how}. {cause.last_words}"
+        if self._rules.trainer_restarts == 0:
+            return text
+        return f"after {self._trainer_restarts} restarts without a new checkpoint (cluster.trainer_restarts): {text}"
+
+    # The others.
+
+    def _worker_failed(self, life: _Life, cause: Cause, now: float) -> list[Action]:
+        """A kill is no sign that a process cannot start; a failure soon after the start is."""
+        early = cause.code > 0 and now - life.started_s < EARLY_S
+        life.early_failures = life.early_failures + 1 if early else 0
+        obituary = f"{cause.how}. {cause.last_words}"
+        if cause.code == CANNOT_START or not life.process.restartable or life.early_failures >= EARLY_FAILURES:
+            return self._over(Outcome.FAILED, obituary)
+        limit = self._rules.worker_restarts
+        if life.restarts >= limit:
+            return self._over(Outcome.FAILED, f"after {life.restarts} restarts (cluster.worker_restarts): {obituary}")
+        back_off_s = BACK_OFF_S[min(life.restarts, len(BACK_OFF_S) - 1)]
+        life.due_s = now + back_off_s
+        life.restarts += 1
+        return [Say(text=f"{cause.how}; started again in {back_off_s:g} s ({life.restarts} of {limit} restarts)")]
+
+    def _closing(self, now: float) -> list[Action]:
+        """Workers and judges leave when the queue says that it closes; the queue has nobody to wait for then."""
+        late = [life for life in self._lives.values() if life.running and life.process.role not in ("trainer", "queue")]
+        if late and now <= self._deadline_s:
+            return []
+        said: list[Action] = []
+        if late:
+            said.append(Say(text=f"{_names(late)} did not leave within {self._rules.closing_s:g} s and will be ended"))
+        return said + self._over(Outcome.DONE)
+
+    # All of them.
+
+    def _start_due(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for life in self._lives.values():
+            if life.running or life.left or now < life.due_s or life.process.name in self._gone:
+                continue
+            life.running, life.started_s = True, now
+            actions.append(Start(process=life.process))
+        return actions
+
+    def _stop(self, life: _Life, *, at_once: bool = False) -> list[Action]:
+        if not life.running or life.stopping:
+            return []
+        life.stopping = True
+        return [Stop(name=life.process.name, at_once=at_once)]
+
+    def _place_anew(self, now: float) -> list[Action]:
+        """Goes over to the placement without the lost nodes; what is to run elsewhere, or nowhere, is stopped where it runs."""
+        try:
+            wanted = {process.name: process for process in self._place(self._lost)}
+        except TooFewNodes as error:
+            return self._over(Outcome.SHORT, str(error))
+        actions: list[Action] = []
+        for name, life in list(self._lives.items()):
+            if wanted.get(name) == life.process:
+                continue
+            if life.running:
+                actions += self._stop(life, at_once=True)
+                self._gone[name] = life
+            del self._lives[name]
+        for name, process in wanted.items():
+            if name not in self._lives:
+                self._lives[name] = _Life(process=process, due_s=now)
+        self._lives = {name: self._lives[name] for name in wanted}
+        return actions
+
+    def _over(self, outcome: Outcome, why: str = "") -> list[Action]:
+        if self.phase is Phase.OVER:
+            return []
+        self.phase = Phase.OVER
+        return [End(outcome=outcome, why=why)]
+
+
+def _names(lives: Sequence[_Life]) -> str:
+    return ", ".join(life.process.name for life in lives)

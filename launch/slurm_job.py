@@ -1,0 +1,97 @@
+"""The Slurm job that the launcher runs in: its number, its nodes, and what it asks of Slurm."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import ConfigError
+from launch.placement import Node
+from launch.slurm_step import probe_command
+
+ASK_S = 60.0
+PROBE_S = 180.0
+PROBE = Path(__file__).with_name("slurm_probe.py")
+
+
+class SlurmError(RuntimeError):
+    """A command of Slurm's failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    id: int
+    restarts: int  # how often it was requeued
+    nodes: tuple[Node, ...]  # the first one runs the batch script, and so this process
+
+
+def in_batch_job() -> bool:
+    """Whether this process runs in a batch script of Slurm's."""
+    return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_STEP_ID", "") in ("", "4294967291")
+
+
+def second_life() -> bool:
+    """Whether this job was requeued: then its run has begun already."""
+    return in_batch_job() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+
+
+def this_job(gpus_per_node: int) -> Job:
+    """gpus_per_node: 0 for what Slurm gave. Raises ConfigError outside a job, SlurmError."""
+    if not in_batch_job():
+        raise ConfigError(
+            "cluster.kind=slurm: this is no batch job of Slurm's; submit it: sbatch launch/kestrel_256.sh [override …]"
+        )
+    env = os.environ
+    names = ask("scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]).split()
+    names.sort(key=lambda name: name != env["SLURMD_NODENAME"])  # the batch node first, the others as they come
+    addresses = parse_addresses(ask("scontrol", "show", "node", "--oneliner", ",".join(names)))
+    gpus = gpus_per_node or int(env.get("SLURM_GPUS_ON_NODE", "0"))
+    return Job(
+        id=int(env["SLURM_JOB_ID"]),
+        restarts=int(env.get("SLURM_RESTART_COUNT", "0")),
+        nodes=tuple(Node(name=name, address=addresses[name], gpus=gpus) for name in names),
+    )
+
+
+def parse_addresses(text: str) -> dict[str, str]:
+    """Node names and addresses from `scontrol show node --oneliner`."""
+    addresses: dict[str, str] = {}
+    for line in text.splitlines():
+        said: dict[str, str] = dict(re.findall(r"\b(NodeName|NodeAddr)=(\S+)", line))
+        if name := said.get("NodeName"):
+            addresses[name] = said.get("NodeAddr", name)
+    return addresses
+
+
+def ask(*command: str, timeout_s: float = ASK_S) -> str:
+    """A command's output. Raises SlurmError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"`{' '.join(command)}`: {error}") from error
+    if done.returncode:
+        raise SlurmError(f"`{' '.join(command)}` ended with exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def requeue(job: Job) -> None:
+    """Gives the nodes back and has the job start again later. Slurm ends this process then. Raises SlurmError."""
+    ask("scontrol", "requeue", str(job.id))
+
+
+def probe(nodes: Sequence[Node]) -> frozenset[int]:
+    """The ports that are taken on any of the nodes. Raises SlurmError."""
+    names = [node.name for node in nodes]
+    return read_probe(ask(*probe_command(names, [sys.executable, "-S", str(PROBE)]), timeout_s=PROBE_S), names)
+
+
+def read_probe(text: str, names: Sequence[str]) -> frozenset[int]:
+    """Reads what the probes printed, a line a node. Raises SlurmError."""
+    said: dict[str, list[int]] = {line["node"]: line["taken"] for line in map(json.loads, text.splitlines())}
+    if silent := [name for name in names if name not in said]:
+        raise SlurmError(f"no word from {', '.join(silent)} before the start")
+    return frozenset(port for taken in said.values() for port in taken)

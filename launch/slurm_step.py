@@ -1,0 +1,106 @@
+"""One process of a run as a Slurm step: the `srun` command that starts it, and the lines it leaves in the log. Pure.
+
+A step writes two lines of its own, `--- step 12.3 on n2` and, last, `--- ended <token> <exit code>`: srun's exit code is 0
+for a step whose node died, so the code is taken from there, and a step without that line was lost.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import ClusterConfig
+from launch.logs import END_MARK
+from launch.placement import GUARD, Process
+
+STEP_MARK = "--- step "
+STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
+BEAT_S = 2.0
+CANNOT_START = 2
+
+SURVIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+"""Without all three a step, or its neighbour, ends with the first node that dies."""
+
+SHARING = ("--overlap", "--cpu-bind=none", "--input=none", "--unbuffered")
+"""Every step sees all of its node, as a process does that is started by hand; the placement shares out the GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """What all steps of a run have in common."""
+
+    cluster: ClusterConfig
+    folders: Sequence[Path]  # that a container must see: the working directory first
+
+
+def step_command(process: Process, where: Where, token: str) -> list[str]:
+    """The srun command of a process. `token` marks its end in the log, and is new at each start."""
+    return [
+        "srun", *SURVIVING, *SHARING, "--nodes=1", "--ntasks=1", f"--nodelist={process.node}", f"--job-name={process.name}",
+        f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args, "bash", "-c", _script(process, where, token),
+    ]  # fmt: skip
+
+
+def _script(process: Process, where: Where, token: str) -> str:
+    """Set-up lines, the command, and how it ended. The shell itself lives through SIGTERM, to tell that."""
+    ended = f'echo "{END_MARK}{token} $code"; exit $code'
+    lines = ["trap '' USR1", "trap : TERM INT", f'echo "{STEP_MARK}$SLURM_JOB_ID.$SLURM_STEP_ID on $SLURMD_NODENAME"']
+    for line in where.cluster.setup:
+        failed = shlex.quote(f"cluster.setup: this line failed: {line}")
+        lines.append(f"{line} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
+    # Set here, not by srun: Slurm sets CUDA_VISIBLE_DEVICES itself.
+    env = ["env", *(f"{name}={value}" for name, value in process.env.items())]
+    command = [*_apptainer(where), *env, process.argv[0], "-S", str(GUARD), *process.argv]
+    return "\n".join([*lines, shlex.join(command), "code=$?", ended])
+
+
+def _pyxis(where: Where) -> list[str]:
+    if not where.cluster.container or where.cluster.container_runtime != "pyxis":
+        return []
+    return [
+        f"--container-image={where.cluster.container}", f"--container-mounts={','.join(_mounts(where))}",
+        f"--container-workdir={where.folders[0]}",
+    ]  # fmt: skip
+
+
+def _apptainer(where: Where) -> list[str]:
+    if not where.cluster.container or where.cluster.container_runtime != "apptainer":
+        return []
+    gpus = ["--nv"] if where.cluster.device == "cuda" else []
+    binds = [word for mount in _mounts(where) for word in ("--bind", mount)]
+    return ["apptainer", "exec", *gpus, *binds, "--pwd", str(where.folders[0]), where.cluster.container]
+
+
+def _mounts(where: Where) -> list[str]:
+    own = [f"{folder}:{folder}" for folder in dict.fromkeys(where.folders)]
+    return [*own, *where.cluster.container_mounts]
+
+
+def beat_command(nodes: Sequence[str]) -> list[str]:
+    """A step over all nodes that says each one's name, again and again."""
+    return [
+        "srun", *SURVIVING, *SHARING, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}", "--job-name=heartbeat", "bash", "-c",
+        f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done',
+    ]  # fmt: skip
+
+
+def probe_command(nodes: Sequence[str], script: Sequence[str]) -> list[str]:
+    """A step that runs a command once on every node."""
+    return [
+        "srun", "--kill-on-bad-exit=1", *SHARING, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}", "--job-name=probe", *script,
+    ]  # fmt: skip
+
+
+def step_id(lines: Sequence[str]) -> str | None:
+    """12.3, from the lines of a log since the process was started."""
+    return next((found[1] for line in lines if (found := STEP.match(line))), None)
+
+
+def exit_code(lines: Sequence[str], token: str) -> int | None:
+    """As of subprocess, -9 for SIGKILL; None if the step was lost before it could tell."""
+    mark = f"{END_MARK}{token} "
+    code = next((int(line.removeprefix(mark)) for line in reversed(lines) if line.startswith(mark)), None)
+    return code if code is None or code <= 128 else 128 - code

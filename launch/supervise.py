@@ -1,0 +1,170 @@
+"""A run from its first process to its last: drives the lifecycle, on whatever host it runs.
+
+    end = supervise(life, host, say=print, tick=progress.tick, newest=lambda: 7)
+
+The lifecycle (lifecycle.py) decides, the host (local.py, slurm.py) does. Signals only set a flag that is looked at ten
+times a second, so that no line here can be cut in two: SIGINT, SIGTERM and SIGHUP end the run, a second one at once;
+SIGUSR1 has the trainer save and the run end, to be gone on with.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from launch.lifecycle import Action, Cause, End, Lifecycle, Say, Start, Stop, TellToSave
+from launch.placement import Process
+
+TICK_S = 0.1
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAVING = signal.SIGUSR1
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says which process, why, and what its log says."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked for the end: of a whole sweep too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A process that the host started has ended."""
+
+    name: str
+    cause: Cause
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeLost:
+    node: str
+    why: str
+    silent_s: float  # how long it was not heard before that was known
+
+
+class Host(AbstractContextManager["Host"], Protocol):
+    """Where processes run. Leaving it ends all of them."""
+
+    def start(self, process: Process) -> None: ...
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        """Begins to end a process; that it has ended is told by `events`."""
+
+    def tell_to_save(self, name: str) -> None: ...
+
+    def events(self) -> Sequence[Ended | NodeLost]:
+        """What has happened since the last call."""
+
+    def heard_s(self) -> float:
+        """Every node that is not lost was heard after this, in the monotonic clock's time."""
+
+    def end_all(self, hurry: Callable[[], bool]) -> None:
+        """Ends everything: asks first, then forces, at once if there is a hurry."""
+
+
+@dataclass(slots=True)
+class Signals:
+    """Those that came while it is entered."""
+
+    _came: list[int] = field(default_factory=list)
+    _old: dict[int, object] = field(default_factory=dict)
+
+    def __enter__(self) -> "Signals":
+        for number in (*ENDING, SAVING):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started under nohup
+            self._old[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def ending(self) -> list[int]:
+        return [number for number in self._came if number in ENDING]
+
+    @property
+    def saving(self) -> bool:
+        return SAVING in self._came
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+
+def supervise(
+    life: Lifecycle,
+    host: Host,
+    say: Callable[[str], None],
+    *,
+    tick: Callable[[], None] = lambda: None,
+    newest: Callable[[], int] = lambda: 0,
+    note: Callable[[object], None] = lambda what: None,
+) -> End:
+    """Runs to the end.
+
+    `tick` is called ten times a second, `newest` tells the version of the newest checkpoint, `note` gets every event and action.
+    """
+    with Signals() as signals, host:
+        end = _Loop(life=life, host=host, say=say, tick=tick, newest=newest, note=note, signals=signals).run()
+        heard = len(signals.ending)
+        host.end_all(lambda: len(signals.ending) > heard)
+        tick()
+    return end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loop:
+    life: Lifecycle
+    host: Host
+    say: Callable[[str], None]
+    tick: Callable[[], None]
+    newest: Callable[[], int]
+    note: Callable[[object], None]
+    signals: Signals
+
+    def run(self) -> End:
+        end = self._do(self.life.begin(time.monotonic()))
+        asked_to_save = False
+        while end is None:
+            actions: list[Action] = []
+            self.life.progressed(self.newest())
+            for event in self.host.events():
+                self.note(event)
+                actions += self._tell(event)
+            if self.signals.ending:
+                actions += self.life.interrupt()
+            elif self.signals.saving and not asked_to_save:
+                asked_to_save = True
+                actions += self.life.save(time.monotonic())
+            actions += self.life.tick(time.monotonic(), self.host.heard_s())
+            end = self._do(actions)
+            self.tick()
+            time.sleep(TICK_S)
+        return end
+
+    def _tell(self, event: Ended | NodeLost) -> list[Action]:
+        now = time.monotonic()
+        if isinstance(event, NodeLost):
+            return self.life.node_lost(event.node, event.why, now)
+        return self.life.ended(event.name, event.cause, now)
+
+    def _do(self, actions: Sequence[Action]) -> End | None:
+        for action in actions:
+            self.note(action)
+            match action:
+                case Start(process=process):
+                    self.host.start(process)
+                case Stop(name=name, at_once=at_once):
+                    self.host.stop(name, at_once=at_once)
+                case TellToSave(name=name):
+                    self.host.tell_to_save(name)
+                case Say(text=text):
+                    self.say(text)
+                case End():
+                    return action
+        return None
