@@ -8,6 +8,7 @@ ends the candidate ends the unit of tests, so its death is no exception that a t
 """
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,8 +47,8 @@ class AssertsGrader:
     def run(self) -> int:
         passed = 0
         try:
-            for index, unit in enumerate(self.task.tests):
-                if reason := self._unit_with_retry(unit):
+            for index in range(len(self.task.tests)):
+                if reason := self._unit_with_retry(index):
                     self.usage.fail(f"test {index}: {reason}")
                     if self.broken or self.task.credit == "all":
                         break
@@ -57,10 +58,10 @@ class AssertsGrader:
             self._stop()
         return passed
 
-    def _unit_with_retry(self, unit: Unit) -> str:
+    def _unit_with_retry(self, index: int) -> str:
         while True:
             try:
-                return self._unit(unit)
+                return self._unit(index)
             except Spoilt as spoilt:
                 self._stop()
                 if self.usage.retries >= INFRASTRUCTURE_RETRIES:
@@ -71,20 +72,19 @@ class AssertsGrader:
                 self.candidate = self.tests = None
                 retry_or_raise(error, self.usage)
 
-    def _unit(self, unit: Unit) -> str:
+    def _unit(self, index: int) -> str:
         """Why the unit does not pass, or nothing."""
         used_s = self.usage.cpu_s + (self.candidate.cpu_s() if self.candidate is not None else 0.0)
         if used_s >= self.task.cpu_limit_s:
             self.broken = self.usage.timed_out = True
             return f"the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up"
-        if self.tests is None and (reason := self._load()):
+        if self.tests is None and (reason := self._load(self.task.tests[index:])):
             self.broken = True
             self._stop()
             return reason
         if self.tests is None:
             return "there is no job"
-        self.tests.send({"run": unit.code, "inline": unit.inline})
-        said = self._wait(self.tests, partner=self.candidate)
+        said = self._wait(self.tests)
         if isinstance(said, str):
             return said
         done = json_object(said)["done"]
@@ -93,43 +93,42 @@ class AssertsGrader:
         return "" if done["passed"] is True else str(done["error"])[:400] or "it failed"
 
     def _lost(self, said: str) -> str:
-        """Why the tests can go on no more with this candidate."""
-        status = self.candidate.stop().status if self.candidate is not None else 0
+        """Why the tests can go on no more with this candidate: what it says itself, if it did not even load."""
+        candidate = self.candidate
         self._stop()
+        if candidate is None or candidate.exit is None:
+            return said
+        if (frame := candidate.take_frame()) and (error := _error_in(frame)):
+            return error
+        status = candidate.exit.status
         return f"died of signal {-status}" if status < 0 and status != -9 else said  # 9 is how it is stopped
 
-    def _load(self) -> str:
-        """Starts both jobs; why that failed, or nothing."""
+    def _load(self, units: Sequence[Unit]) -> str:
+        """Starts both jobs, with all that they are to do; why that failed, or nothing."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self.candidate = self.sandbox.start(limits(self.task, self.usage), link=ours)
             self.tests = self.sandbox.start(limits(self.task, self.usage), link=theirs)
         self.candidate.send(program(self.task, self.extracted, "serve"))
         named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
-        self.tests.send({"kind": "tests", "setup": self.task.setup, **named})
-        return self._loaded(self.candidate) or self._loaded(self.tests, partner=self.candidate)
-
-    def _loaded(self, job: Job, *, partner: Job | None = None) -> str:
-        """Why a job could not load what it was given, or nothing."""
-        frame = self._wait(job, partner=partner)
+        orders = [{"run": unit.code, "inline": unit.inline} for unit in units]
+        self.tests.send({"kind": "tests", "setup": self.task.setup, "units": len(orders), **named}, *orders)
+        frame = self._wait(self.tests)
         if isinstance(frame, str):
             return frame
-        try:
-            message = json_object(frame)
-        except codec.CodecError as error:
-            return f"answered with what is {error}"
+        message = json_object(frame)
         if isinstance(done := message.get("done"), dict):
             return self._lost(str(done["error"]))
-        return "" if "ok" in message else str(message.get("error", "the code did not load"))[:400]
+        return "" if "ok" in message else str(message["error"])[:400]
 
-    def _wait(self, job: Job, *, partner: Job | None = None) -> bytes | str:
-        """The job's next frame, or why there will be none: then neither job runs any more."""
+    def _wait(self, tests: Job) -> bytes | str:
+        """The next frame of the tests, or why there will be none: then neither job runs any more."""
         spent_s = self.candidate.cpu_s() if self.candidate is not None else 0.0
         allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - spent_s)))
-        frame = job.wait_frame(allowance, partner=partner)
+        frame = tests.wait_frame(allowance, partner=self.candidate)
         if not isinstance(frame, End):
             return frame
-        whose = "the tests: " if job is self.tests and not frame.of_partner else ""
+        whose = "" if frame.of_partner else "the tests: "
         self._stop()
         reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
         if frame.ending in (Ending.ASLEEP, Ending.STARVED):
@@ -144,3 +143,11 @@ class AssertsGrader:
                 tests.stop()
             if candidate is not None:
                 self.usage.cpu_s += candidate.stop().cpu_s
+
+
+def _error_in(frame: bytes) -> str:
+    """What a candidate says that it failed of."""
+    try:
+        return str(json_object(frame).get("error", ""))[:400]
+    except codec.CodecError as error:
+        return f"answered with what is {error}"

@@ -4,7 +4,7 @@ Speaks to the judge as the zygote does (`jail`), and starts every job as a new P
 and the same system call filter. That costs a cold interpreter a job. Where the host lets bubblewrap keep no capability (a setuid
 bwrap, some AppArmor profiles) one thing is weaker: the number of files in /tmp is not limited.
 
-Started by `reward.sandbox` as a script; as `bubblewrap.py --job LIMITS` it is the job itself, inside.
+Started by `reward.sandbox` as a script; as `bubblewrap.py --job LIMITS FILES VIRTUAL_BYTES` it is the job itself, inside.
 """
 
 import json
@@ -13,11 +13,13 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from reward import confine, harness, jail, linux, seccomp
+from reward.limits import Limits
 
 del sys.path[0]
 
@@ -39,13 +41,13 @@ class Wrapped(jail.Starter):
         self.virtual_bytes = jail.measure_virtual_bytes()
         self.states: dict[int, tuple[int, int]] = {}  # pid of bwrap -> (where it says more, the job's pid)
 
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
+    def spawn(self, limits: bytes, fds: Sequence[int]) -> int:
         status_fd, theirs = os.pipe2(os.O_CLOEXEC)
         moves = [(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in (*zip(fds, confine.JOB_FDS, strict=False), (theirs, STATUS_FD))]
         command = [
             self.settings["bwrap"],
-            *self._arguments(request["disk_bytes"]),
-            *self._job(request, confine.first_unused_fd(len(fds))),
+            *self._arguments(Limits.unpack(limits).disk_bytes),
+            *self._job(limits, len(fds)),
         ]
         pid = os.posix_spawn(command[0], command, {}, file_actions=[*moves, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)])
         os.close(theirs)
@@ -69,10 +71,9 @@ class Wrapped(jail.Starter):
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code > 128 else code
 
-    def _job(self, request: dict[str, Any], first_unused_fd: int) -> list[str]:
-        limits = json.dumps({**request, "virtual_bytes": self.virtual_bytes, "first_unused_fd": first_unused_fd})
-        python = ["-s", "-S", "-P", "-B", "-X", "utf8", f"{INSIDE}/{os.path.basename(__file__)}", "--job", limits]
-        return [os.path.realpath(sys.executable), *python]
+    def _job(self, limits: bytes, files: int) -> list[str]:
+        python = ["-s", "-S", "-P", "-B", "-X", "utf8", f"{INSIDE}/{os.path.basename(__file__)}"]
+        return [os.path.realpath(sys.executable), *python, "--job", limits.hex(), str(files), str(self.virtual_bytes)]
 
     def _arguments(self, disk_bytes: int) -> list[str]:
         executable = os.path.realpath(sys.executable)
@@ -106,7 +107,7 @@ def _keeps_capabilities(bwrap: str) -> bool:
 
 def main() -> None:
     if sys.argv[1] == "--job":
-        run_job(json.loads(sys.argv[2]))
+        run_job(Limits.unpack(bytes.fromhex(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]))
     control = jail.take_control(sys.argv[1])
     try:
         starter = Wrapped(control, json.loads(sys.argv[2]))
@@ -116,16 +117,16 @@ def main() -> None:
     starter.serve()
 
 
-def run_job(limits: dict[str, Any]) -> None:
+def run_job(limits: Limits, files: int, virtual_bytes: int) -> None:
     """Confines this process and runs what the judge sends. Never returns."""
     try:
-        os.closerange(limits["first_unused_fd"], confine.OPEN_MAX)
+        os.closerange(confine.first_unused_fd(files), confine.OPEN_MAX)
         jail.preload([])
         with suppress(PermissionError):  # bubblewrap's own /tmp stays
-            linux.mount("job", "/tmp", "tmpfs", confine.FOLDER_FLAGS, confine.folder_options(limits["disk_bytes"]))
+            linux.mount("job", "/tmp", "tmpfs", confine.FOLDER_FLAGS, confine.folder_options(limits.disk_bytes))
             os.chdir("/tmp")
         confine.confine_for_all()
-        if failed := confine.wrapped(limits, seccomp.Filter(seccomp.program(platform.machine()))).take():
+        if failed := confine.wrapped(limits, virtual_bytes, seccomp.Filter(seccomp.program(platform.machine()))).take():
             harness.write_frame({"unconfined": failed})
             os._exit(1)
         os.write(harness.CHANNEL_FD, jail.CONFINED)

@@ -1,7 +1,8 @@
 """One function, called once a check; what it returns is compared here, outside of its jail.
 
-A job loads the code once and is sent all the calls that are still to be made at once, so that neither side waits for the other;
-each result has a limit of its own all the same. After a call that kills the job, another job makes the rest.
+A job loads the code once and is sent all the calls that are still to be made at once, so that neither side waits for the other
+and most jobs are over before the judge looks; each result has a limit of its own all the same. After a call that kills the job,
+another job makes the rest.
 """
 
 from collections.abc import Sequence
@@ -136,10 +137,8 @@ class CallsGrader:
     def _load(self, index: int) -> str:
         """Starts a job for the units from `index` on and loads the code in it; why that failed, or nothing."""
         self.job = self.sandbox.start(limits(self.task, self.usage))
-        self.job.send(self.program)
-        for unit in self.units[index:]:
-            for check in unit:
-                self.job.send({"args": check.args, "kwargs": check.kwargs})
+        calls = [{"args": check.args, "kwargs": check.kwargs} for unit in self.units[index:] for check in unit]
+        self.job.send({**self.program, "calls": len(calls)}, *calls)
         answer = self._wait(answer_bytes=OUTPUT_BYTES)
         if isinstance(answer, str):
             return answer

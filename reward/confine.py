@@ -10,9 +10,10 @@ import os
 import platform
 import resource
 import struct
-from typing import Any
+from collections.abc import Sequence
 
 from reward import harness, linux, seccomp
+from reward.limits import Limits
 
 FILES = 4096  # in a job's /tmp
 JOB_FDS = (0, 1, harness.CHANNEL_FD, harness.LINK_FD)  # stdin, stdout, channel, and for some a link to another job
@@ -74,16 +75,16 @@ def confine_for_all() -> None:
 class ForkSteps(Steps):
     """For forks of a zygote with the same limits, one at a time."""
 
-    def __init__(self, limits: dict[str, Any], files: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
+    def __init__(self, limits: Limits, files: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
         super().__init__()
         self._files = [self.add("dup3", 0, target, 0)[1] for target in JOB_FDS[:files]]
         self.add("close_range", first_unused_fd(files), (1 << 31) - 1, 0)
         self.add("unshare", linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-        self.add("mount", b"job", b"/tmp", b"tmpfs", FOLDER_FLAGS, folder_options(limits["disk_bytes"]).encode())
+        self.add("mount", b"job", b"/tmp", b"tmpfs", FOLDER_FLAGS, folder_options(limits.disk_bytes).encode())
         self.add("chdir", b"/tmp")
         self._ids = _add_limits(self, limits, 0, virtual_bytes, syscalls)
 
-    def aim(self, fds: list[int], uid: int) -> None:
+    def aim(self, fds: Sequence[int], uid: int) -> None:
         """At the job that holds its files at `fds` now and is to be `uid`."""
         for place, fd in zip(self._files, fds, strict=True):
             place.value = fd
@@ -91,10 +92,10 @@ class ForkSteps(Steps):
             place.value = uid
 
 
-def wrapped(limits: dict[str, Any], syscalls: seccomp.Filter) -> Steps:
+def wrapped(limits: Limits, virtual_bytes: int, syscalls: seccomp.Filter) -> Steps:
     """For a process of its own, which is where it belongs already."""
     steps = Steps()
-    _add_limits(steps, limits, os.getuid(), limits["virtual_bytes"], syscalls)
+    _add_limits(steps, limits, os.getuid(), virtual_bytes, syscalls)
     return steps
 
 
@@ -107,14 +108,14 @@ def first_unused_fd(files: int) -> int:
 
 
 def _add_limits(
-    steps: Steps, limits: dict[str, Any], uid: int, virtual_bytes: int, syscalls: seccomp.Filter
+    steps: Steps, limits: Limits, uid: int, virtual_bytes: int, syscalls: seccomp.Filter
 ) -> list[ctypes.c_long]:
     """Returns where the user id stands in them."""
     for kind, wanted in (
-        (resource.RLIMIT_CPU, math.ceil(limits["cpu_s"]) + 1),  # the judge ends a job at the exact limit; this if it cannot
-        (resource.RLIMIT_AS, virtual_bytes + limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
-        (resource.RLIMIT_NPROC, limits["threads"]),
+        (resource.RLIMIT_CPU, math.ceil(limits.cpu_s) + 1),  # the judge ends a job at the exact limit; this if it cannot
+        (resource.RLIMIT_AS, virtual_bytes + limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes),
+        (resource.RLIMIT_NPROC, limits.threads),
     ):
         bound = _bound(kind, wanted)
         steps.add("prlimit64", 0, kind, struct.pack("=QQ", bound, bound), 0)

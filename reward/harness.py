@@ -4,21 +4,19 @@ Nothing here is trusted by the judge. A candidate can read and rewrite all of it
 values, because they are not here. So the judge takes only data from the channel, and compares it outside.
 
 The channel carries frames (4 bytes of length, then JSON). Towards the job: first the program, whose `kind` says what runs it
-(`stdio` and `calls` here, the two halves of `asserts` in `serve` and `tester`), then, for `calls`, one call at a time. From the
-job: {"ok": value} or {"error": text} for the program and for each call.
+(`stdio` and `calls` here, the two halves of `asserts` in `serve` and `tester`), then, for `calls`, as many calls as it says. From
+the job: {"ok": value} or {"error": text} for the program and for each call. Then it ends.
 """
 
 import _sitebuiltins
 import atexit
 import builtins
 import gc
-import inspect
 import io
 import json
 import linecache
 import os
 import random
-import struct
 import sys
 import threading
 import types
@@ -30,12 +28,14 @@ from reward import codec
 CHANNEL_FD = 3  # to the judge
 LINK_FD = 4  # between the two halves of an `asserts` job
 SOLUTION, TESTS = "solution.py", "tests.py"
+READ_BYTES = 1 << 16
 _ERROR_CHARS = 300
 LOOSE_ENDS = ("open", "IO", "Writer", "__del__", "finalize", "yield", "import *")
 """Without any of these words a program has no file and no destructor that only the collector would find; collecting is costly."""
 
 _read, _write, _exit = os.read, os.write, os._exit
-_dumps, _loads = json.dumps, json.loads
+_dumps, _loads = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().raw_decode
+_unread = {CHANNEL_FD: bytearray(), LINK_FD: bytearray()}
 
 
 def leave(status: int) -> NoReturn:
@@ -51,10 +51,16 @@ class FrameTooLong(Exception):
 
 
 def read_frame(fd: int = CHANNEL_FD, *, at_most_bytes: int = 1 << 32) -> Any:
-    (length,) = struct.unpack("<I", _read_exactly(fd, 4))
-    if length > at_most_bytes:
-        raise FrameTooLong
-    return _loads(_read_exactly(fd, length))
+    unread, end = _unread[fd], 0
+    while len(unread) < 4 or len(unread) < (end := 4 + int.from_bytes(unread[:4], "little")):
+        if end > at_most_bytes:
+            raise FrameTooLong
+        if not (part := _read(fd, READ_BYTES)):
+            raise ChannelClosed
+        unread += part
+    content = unread[4:end].decode()
+    del unread[:end]
+    return _loads(content)[0]
 
 
 def write_frame(message: dict[str, Any], fd: int = CHANNEL_FD) -> None:
@@ -62,8 +68,8 @@ def write_frame(message: dict[str, Any], fd: int = CHANNEL_FD) -> None:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    data = _dumps(message, separators=(",", ":")).encode("ascii", "replace")
-    return struct.pack("<I", len(data)) + data
+    data = _dumps(message).encode("ascii", "replace")
+    return len(data).to_bytes(4, "little") + data
 
 
 def write_bytes(data: bytes, fd: int = CHANNEL_FD) -> None:
@@ -100,9 +106,8 @@ def serve_calls(program: dict[str, Any]) -> None:
 
     error = guard(load)
     write_bytes(frame({"error": error}) if error else DONE)
-    while not error:
-        arguments = read_frame()
-        write_frame(_call(function[0], arguments))
+    for _ in range(0 if error else program["calls"]):
+        write_frame(_call(function[0], read_frame()))
 
 
 def _call(function: Callable[..., object], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def _call(function: Callable[..., object], arguments: dict[str, Any]) -> dict[st
         args = [codec.decode(item) for item in arguments["args"]]
         kwargs = {name: codec.decode(item) for name, item in arguments["kwargs"].items()}
         result = function(*args, **kwargs)
-        if inspect.iscoroutine(result):
+        if type(result) is types.CoroutineType:
             import asyncio  # preloaded where the sandbox is configured so; costs nothing otherwise
 
             result = asyncio.run(result)
@@ -223,6 +228,8 @@ def fresh_interpreter() -> None:
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
     )
+    for unread in _unread.values():
+        unread.clear()
     sys.argv = [SOLUTION]
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # `python -S` leaves them out
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
@@ -235,13 +242,3 @@ def new_module(name: str) -> types.ModuleType:
     module.__dict__["__builtins__"] = builtins
     sys.modules[name] = sys.modules["__main__"] = module
     return module
-
-
-def _read_exactly(fd: int, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = _read(fd, min(count - len(parts), 1 << 20))
-        if not part:
-            raise ChannelClosed
-        parts += part
-    return bytes(parts)

@@ -8,10 +8,10 @@ Started by `reward.sandbox` as a script, with a control socket and its settings 
                                                               no capabilities, seccomp; then `reward.harness`
 
 The zygote never sees a program: it receives the job's file descriptors and limits, and answers with how the job ended. The
-program goes over the job's own channel, which is read once the job is confined. Control messages (JSON, one packet each):
+program goes over the job's own channel, which is read once the job is confined. Control messages, one packet each:
 
-    to the zygote   {"start": id, limits…} with the job's files      {"kill": id}
-    from it         {"ready": …} or {"failed": reason} once, then {"exit": id, "status": …, "cpu_s": …, "peak_bytes": …}
+    to the zygote   NUMBER + limits with the job's files: start it      NUMBER: kill it
+    from it         {"ready": …} or {"failed": reason} once, then EXIT for each job
 """
 
 import ctypes
@@ -19,7 +19,6 @@ import fcntl
 import gc
 import importlib
 import json
-import math
 import os
 import platform
 import resource
@@ -27,19 +26,21 @@ import select
 import signal
 import socket
 import stat
-import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from reward import confine, harness, linux, rehearse, seccomp, serve, tester
+from reward.limits import EXIT, NUMBER, Limits
 
 del sys.path[0]
 
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
 DEVICES = ("null", "zero", "full", "random", "urandom")
 MESSAGE_BYTES = 1 << 16
+FILES_SPACE = socket.CMSG_SPACE(4 * len(confine.JOB_FDS))
 MAX_STEPS = 256  # kept, one for each set of limits
 RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
 CONFINED = harness.frame({"confined": True})
@@ -73,7 +74,7 @@ def main() -> None:
             | linux.CLONE_NEWPID
         )
         send(control, {"unshared": True})
-        ids = receive(control)[0]["ids"]
+        ids = json.loads(control.recv(MESSAGE_BYTES))["ids"]
         pid = os.fork()
     except (OSError, ImportError, seccomp.UnsupportedArch) as error:
         send(control, {"failed": str(error)})
@@ -169,8 +170,8 @@ class Starter:
         self.jobs: dict[int, tuple[int, int]] = {}  # pidfd -> (job id, pid)
         self.poll = select.poll()
 
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Starts a job with these files (at `confine.JOB_FDS`); its process, a child of this one."""
+    def spawn(self, limits: bytes, fds: Sequence[int]) -> int:
+        """Starts a job with these packed limits and files (at `confine.JOB_FDS`); its process, a child of this one."""
         raise NotImplementedError
 
     def kill(self, pidfd: int) -> None:
@@ -192,33 +193,35 @@ class Starter:
 
     def _handle_request(self) -> None:
         try:
-            request, fds = receive(self.control)
-        except (EOFError, ConnectionError):
+            data, ancillary, _, _ = self.control.recvmsg(MESSAGE_BYTES, FILES_SPACE, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            data = b""
+        if not data:
             os._exit(0)  # the judge is gone, and with this process goes every job
-        if "start" in request:
-            self._start(request, fds)
+        (number,) = NUMBER.unpack_from(data)
+        if ancillary:
+            self._start(number, data[NUMBER.size :], memoryview(ancillary[0][2]).cast("i").tolist())
             return
         for pidfd, (job, _) in self.jobs.items():
-            if job == request["kill"]:
+            if job == number:
                 self.kill(pidfd)
 
-    def _start(self, request: dict[str, Any], fds: list[int]) -> None:
-        pid = self.spawn(request, fds)
+    def _start(self, number: int, limits: bytes, fds: list[int]) -> None:
+        pid = self.spawn(limits, fds)
         for fd in fds:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
-        self.jobs[pidfd] = (request["start"], pid)
+        self.jobs[pidfd] = (number, pid)
         self.poll.register(pidfd, select.POLLIN)
 
     def _report_exit(self, pidfd: int) -> None:
-        job, pid = self.jobs.pop(pidfd)
+        number, pid = self.jobs.pop(pidfd)
         self.poll.unregister(pidfd)
         _, status, usage = os.wait4(pid, 0)
         code = self.exit_code(pid, status)
         os.close(pidfd)
-        cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
         try:
-            send(self.control, {"exit": job, "status": code, "cpu_s": cpu_s, "peak_bytes": peak_bytes})
+            self.control.send(EXIT.pack(number, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024))
         except (BrokenPipeError, ConnectionError):
             os._exit(0)
 
@@ -233,12 +236,12 @@ class Zygote(Starter):
         self.virtual_bytes = virtual_bytes
         self.syscalls = seccomp.Filter(seccomp.job_program(platform.machine()))
         self.started = 0
-        self.steps: dict[tuple[float, ...], confine.ForkSteps] = {}
+        self.steps: dict[tuple[bytes, int], confine.ForkSteps] = {}
 
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> int:
+    def spawn(self, limits: bytes, fds: Sequence[int]) -> int:
         self.started += 1
         uid = self.job_ids[self.started % len(self.job_ids)]  # rotated: a dying job still counts against its uid's processes
-        steps = self._steps(request, len(fds))
+        steps = self.steps.get((limits, len(fds))) or self._steps(limits, len(fds))
         steps.aim(fds, uid)
         linux.unshare(linux.CLONE_NEWPID)
         pid = linux.fork()
@@ -247,13 +250,12 @@ class Zygote(Starter):
         linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
         return pid
 
-    def _steps(self, limits: dict[str, Any], files: int) -> confine.ForkSteps:
-        key = (files, math.ceil(limits["cpu_s"]), limits["memory_bytes"], limits["disk_bytes"], limits["threads"])
-        if key not in self.steps:
-            if len(self.steps) >= MAX_STEPS:
-                self.steps.clear()
-            self.steps[key] = confine.ForkSteps(limits, files, self.virtual_bytes, self.syscalls)
-        return self.steps[key]
+    def _steps(self, limits: bytes, files: int) -> confine.ForkSteps:
+        if len(self.steps) >= MAX_STEPS:
+            self.steps.clear()
+        steps = confine.ForkSteps(Limits.unpack(limits), files, self.virtual_bytes, self.syscalls)
+        self.steps[limits, files] = steps
+        return steps
 
 
 def _run_job(steps: confine.Steps) -> None:
@@ -287,17 +289,6 @@ def measure_virtual_bytes() -> int:
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
     control.send(json.dumps(message).encode())
-
-
-def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    data, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
-    fds: list[int] = []
-    for level, kind, body in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds += struct.unpack(f"{len(body) // 4}i", body)
-    if not data:
-        raise EOFError
-    return json.loads(data), fds
 
 
 if __name__ == "__main__":

@@ -14,15 +14,24 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from reward.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, SandboxError, SandboxUnavailable
 
 START_S = 30.0  # for a job to be confined, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
+NAP_S = 0.02  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
 CLOCK_S = 0.05  # at least so long between two looks at a job's clocks
 CANCEL_S = 0.5  # at most so long between two looks at whether the result is still wanted
 STARVED_FACTOR = 10.0  # wall limit times this is the cap whatever the host does
+
+
+class Exit(NamedTuple):
+    """How a process ended."""
+
+    status: int  # exit code, or minus the signal's number
+    cpu_s: float
+    peak_bytes: int
 
 
 class ZygoteLike(Protocol):
@@ -43,7 +52,7 @@ class Job:
     """One confined process and the channel to it."""
 
     def __init__(self, zygote: ZygoteLike, number: int, channel: socket.socket, output_fd: int) -> None:
-        self.exit: dict[str, Any] | None = None  # what the zygote says of its end
+        self.exit: Exit | None = None  # what the zygote says of its end
         self._zygote = zygote
         self._number = number
         self._channel: socket.socket | None = channel
@@ -52,6 +61,7 @@ class Job:
         self._outgoing = bytearray()
         self._output = bytearray()
         self._pid = 0  # on this host; known once the job is confined
+        self._is_new = True
         self._started_s = time.monotonic()
         channel.setblocking(False)
 
@@ -59,10 +69,11 @@ class Job:
     def is_over(self) -> bool:
         return self.exit is not None
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Sends one frame. What does not fit now is written while something is waited for."""
-        data = json.dumps(message, separators=(",", ":")).encode("ascii")
-        self._outgoing += struct.pack("<I", len(data)) + data
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Sends a frame each. What does not fit now is written while something is waited for."""
+        for message in messages:
+            data = _dumps(message).encode("ascii")
+            self._outgoing += struct.pack("<I", len(data)) + data
         self._write_frames()
 
     def wait_frame(self, allowance: Allowance, *, partner: "Job | None" = None) -> bytes | End:
@@ -105,7 +116,7 @@ class Job:
     def cpu_s(self) -> float:
         """CPU seconds used so far, from the kernel's clock of the process."""
         if self.exit is not None:
-            return float(self.exit["cpu_s"])
+            return self.exit.cpu_s
         try:
             return time.clock_gettime((~self._pid << 3) | 2) if self._pid else 0.0  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)
         except OSError:  # over, and not yet reported
@@ -123,8 +134,10 @@ class Job:
     def _pump(self, allowance: Allowance, *, frame: bool, partner: "Job | None" = None) -> tuple[Ending | None, "Job"]:
         """Moves bytes until a frame has come (if asked for) or a job is over; None, or why it has to be ended; and which."""
         jobs = [self] if partner is None else [self, partner]
+        cpu_began_s = [job.cpu_s() for job in jobs]
+        self._nap(jobs)
         self._await_confinement(jobs)
-        began_s, cpu_began_s = time.monotonic(), [job.cpu_s() for job in jobs]
+        began_s = time.monotonic()
         while True:
             if self.is_over:
                 self._drain(time.monotonic() + EXIT_S)  # it may have said more than one thing before its end
@@ -149,12 +162,19 @@ class Job:
                 if len(job._output) > OUTPUT_BYTES or job._frame_bytes() > allowance.answer_bytes:
                     return Ending.FLOOD, job
 
+    def _nap(self, jobs: "list[Job]") -> None:
+        """Lets a job that has just been started run undisturbed, until it is over or NAP_S have passed."""
+        until_s = time.monotonic() + NAP_S
+        while self._is_new and not self.is_over and (left_s := until_s - time.monotonic()) > 0:
+            _move(jobs, left_s, reads=False)
+        self._is_new = False
+
     def _await_confinement(self, jobs: "list[Job]") -> None:
         """The first frame is the jail's own, sent before any foreign code; with it comes the process id on this host."""
         deadline_s = time.monotonic() + START_S
         for job in jobs:
             while not job._pid:
-                if job.is_over:
+                if job.is_over and job._channel is not None:
                     job._move_frames()  # what it said before its end
                 else:
                     _move(jobs, 1.0)
@@ -202,21 +222,22 @@ class Job:
             self._outgoing.clear()
 
     def _receive_first(self) -> None:
-        """The jail's own frame, with the process id that the kernel adds. Later ones are received without ancillary data: a
-        job must not be able to hand the judge open files."""
+        """The jail's own frame, with the process id that the kernel adds. What comes after it is received without ancillary
+        data: a job must not be able to hand the judge open files."""
         if self._channel is None:
             return
         try:
-            data, ancillary, _, _ = self._channel.recvmsg(1 << 16, socket.CMSG_SPACE(struct.calcsize("3i")))
+            header, ancillary, _, _ = self._channel.recvmsg(4, socket.CMSG_SPACE(struct.calcsize("3i")))
+            self._incoming += header
+            self._incoming += self._channel.recv(self._frame_bytes()) if header else b""
         except BlockingIOError:
             return
         except ConnectionError:
-            data, ancillary = b"", []
-        if not data:
+            header = b""
+        if not header:
             self._channel.close()
             self._channel = None
             return
-        self._incoming += data
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         self._pid = _peer_process(ancillary)
         message = json.loads(self.take_frame() or b"{}")
@@ -246,10 +267,10 @@ class Job:
             ending = Ending.FLOOD
         return End(
             ending=ending,
-            status=self.exit["status"],
-            cpu_s=self.exit["cpu_s"],
+            status=self.exit.status,
+            cpu_s=self.exit.cpu_s,
             wall_s=time.monotonic() - self._started_s,
-            peak_bytes=self.exit["peak_bytes"],
+            peak_bytes=self.exit.peak_bytes,
             output=bytes(self._output[:OUTPUT_BYTES]),
         )
 
@@ -258,7 +279,7 @@ class Job:
         self._outgoing.clear()
         while self._output_fd is not None and len(self._output) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
             self._read_output()
-        while self._pid and self._channel is not None and len(self._incoming) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
+        while self._channel is not None and len(self._incoming) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
             self._move_frames()
 
     def _delayed_s(self) -> float:
@@ -273,22 +294,26 @@ class Job:
         return longest_ns / 1e9
 
 
-def _move(jobs: list[Job], timeout_s: float) -> None:
-    """Waits for one event of these jobs or of their zygote, and handles what there is."""
+def _move(jobs: list[Job], timeout_s: float, *, reads: bool = True) -> None:
+    """Waits for one event of these jobs or of their zygote, and handles what there is. Without `reads` it is none that a job
+    says something."""
     zygote = jobs[0]._zygote
     control = zygote.open_control()
     poll = select.poll()
     poll.register(control, select.POLLIN)
     handlers: dict[int, Callable[[], None]] = {control.fileno(): zygote.read_control}
     for job in jobs:
-        if job._channel is not None:
-            handlers[job._channel.fileno()] = job._move_frames
-            poll.register(job._channel, select.POLLIN | (select.POLLOUT if job._outgoing else 0))
-        if job._output_fd is not None:
+        if job._channel is not None and (reads or job._outgoing):
+            handlers[job._channel.fileno()] = job._move_frames if reads else job._write_frames
+            poll.register(job._channel, (select.POLLIN if reads else 0) | (select.POLLOUT if job._outgoing else 0))
+        if job._output_fd is not None and reads:
             handlers[job._output_fd] = job._read_output
             poll.register(job._output_fd, select.POLLIN)
     for fd, _ in poll.poll(timeout_s * 1000):
         handlers[fd]()
+
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _peer_process(ancillary: list[tuple[int, int, bytes]]) -> int:

@@ -1,7 +1,10 @@
 """The words of the sandbox: what a job may use, how it can end, and what is raised where no verdict can be taken."""
 
+import math
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 OUTPUT_BYTES = 1 << 20
 
@@ -41,6 +44,20 @@ class Limits:
     memory_bytes: int = 1 << 30
     disk_bytes: int = 64 << 20
     threads: int = 128
+
+    def pack(self) -> bytes:
+        """As a zygote gets them; CPU time in whole seconds, rounded up."""
+        return _LIMITS.pack(math.ceil(self.cpu_s), self.memory_bytes, self.disk_bytes, self.threads)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        cpu_s, memory_bytes, disk_bytes, threads = _LIMITS.unpack(data)
+        return cls(cpu_s=cpu_s, memory_bytes=memory_bytes, disk_bytes=disk_bytes, threads=threads)
+
+
+_LIMITS = struct.Struct("<QQQQ")
+NUMBER = struct.Struct("<I")  # of a job, in what a judge and its zygote say to each other: alone, kill it; with limits, start it
+EXIT = struct.Struct("<IidQ")  # the zygote's: number, exit code or minus the signal, CPU seconds, peak bytes of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

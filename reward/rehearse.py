@@ -23,10 +23,10 @@ _PROGRAM = {"setup": "", "trim": False, "entry_point": "f", "code": _CODE}
 # kind -> (what the judge sends, what comes over the link)
 _PLAYS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "stdio": ([{**_PROGRAM, "code": f"{_CODE}print(f(sum(map(int, input().split()))))\n"}], []),
-    "calls": ([_PROGRAM, *[{"args": [3], "kwargs": {}}] * 3], []),
+    "calls": ([{**_PROGRAM, "calls": 3}, *[{"args": [3], "kwargs": {}}] * 3], []),
     "serve": ([_PROGRAM], [_ASK] * 3),
     "tests": (
-        [{**_PROGRAM, "named": ["f"]}, {"run": _TESTS, "inline": False}],
+        [{**_PROGRAM, "named": ["f"], "units": 1}, {"run": _TESTS, "inline": False}],
         [{"f": _FUNCTION}, {"ok": 9, "back": [None]}, {"ok": 4, "back": [None]}],
     ),
 }

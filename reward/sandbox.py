@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Self
 
 from reward.host import Settings, find_bubblewrap, jail_settings, map_ids, package_paths
-from reward.job import EXIT_S, START_S, Job
-from reward.limits import Limits, SandboxError, SandboxUnavailable, ZygoteLost
+from reward.job import EXIT_S, START_S, Exit, Job
+from reward.limits import EXIT, NUMBER, Limits, SandboxError, SandboxUnavailable, ZygoteLost
 
 log = logging.getLogger("reward")
 
@@ -79,20 +79,13 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         stdin_fd = _sealed_file(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        output_fd, stdout_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(stdout_fd, True)
-        request = {
-            "start": number,
-            "cpu_s": limits.cpu_s,
-            "memory_bytes": limits.memory_bytes,
-            "disk_bytes": limits.disk_bytes,
-            "threads": limits.threads,
-        }
+        output_fd, stdout_fd = os.pipe()
+        os.set_blocking(output_fd, False)
         self._jobs[number] = job = Job(self, number, ours, output_fd)
         try:
             with theirs:
                 fds = [stdin_fd, stdout_fd, theirs.fileno(), *([] if link is None else [link.fileno()])]
-                socket.send_fds(control, [json.dumps(request).encode()], fds)
+                socket.send_fds(control, [NUMBER.pack(number), limits.pack()], fds)
         except OSError as error:
             raise self._lost(error) from error
         finally:
@@ -103,7 +96,7 @@ class Sandbox:
 
     def kill(self, number: int) -> None:
         try:
-            self.open_control().send(json.dumps({"kill": number}).encode())
+            self.open_control().send(NUMBER.pack(number))
         except OSError as error:
             raise self._lost(error) from error
 
@@ -115,9 +108,9 @@ class Sandbox:
             raise self._lost(error) from error
         if not data:
             raise self._lost(ConnectionResetError("it is gone"))
-        message = json.loads(data)
-        if (job := self._jobs.get(message.get("exit", 0))) is not None:
-            job.exit = message
+        number, *found = EXIT.unpack(data)
+        if (job := self._jobs.get(number)) is not None:
+            job.exit = Exit(*found)
 
     def forget(self, number: int) -> None:
         self._jobs.pop(number, None)

@@ -7,7 +7,7 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 - StopIteration of a call arrives as RuntimeError, so that it cannot end an `all(map(...))` early;
 - its death is no exception: it ends this side too.
 
-The judge says {"run": code, …} for one unit of tests and gets {"done": {"passed": …, "error": …, "lost": …}}; in between this
+The judge says {"run": code, …} for each unit of tests and gets {"done": {"passed": …, "error": …, "lost": …}}; in between this
 side asks the candidate (`serve`) over the link. `lost`: this candidate is gone, or can be asked nothing more. At least one test
 has to run for a unit to pass.
 """
@@ -35,7 +35,7 @@ def run(program: dict[str, Any]) -> None:
     if entry is not None:  # what the setup defines of the prompt's own is the tests', but not what is to be tested
         module.__dict__[program["entry_point"]] = entry
     harness.write_frame({"error": f"setup: {error}"} if error else {"ok": None})
-    while not error:
+    for _ in range(0 if error else program["units"]):
         order = harness.read_frame()
         names = dict(module.__dict__)
         failure = harness.guard(lambda order=order, names=names: run_unit(order, names, program["entry_point"]))  # type: ignore[misc]
