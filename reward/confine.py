@@ -107,9 +107,7 @@ def first_unused_fd(files: int) -> int:
     return JOB_FDS[files - 1] + 1
 
 
-def _add_limits(
-    steps: Steps, limits: Limits, uid: int, virtual_bytes: int, syscalls: seccomp.Filter
-) -> list[ctypes.c_long]:
+def _add_limits(steps: Steps, limits: Limits, uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> list[ctypes.c_long]:
     """Returns where the user id stands in them."""
     for kind, wanted in (
         (resource.RLIMIT_CPU, math.ceil(limits.cpu_s) + 1),  # the judge ends a job at the exact limit; this if it cannot
