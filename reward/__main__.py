@@ -20,7 +20,9 @@ from reward.judge import Judge, JudgeError
 from reward.limits import SandboxError, SandboxUnavailable
 from reward.sandbox import Sandbox
 from rollout.client import QueueClient, QueueError
+from rollout.decoder import decoder
 from rollout.keys import KeysError, RunKeys
+from rollout.prompts import ProblemError
 
 CANNOT_START = 2
 log = logging.getLogger("reward")
@@ -33,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
         with Sandbox():  # refuses here, before any lease is taken
             pass
+        decode_tokens = decoder(config.model.path, arguments.run / "prompts")
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
         holder = f"{arguments.name}-{secrets.token_hex(4)}"  # a new one each time: the leases of a dead judge must lapse
         judge = Judge(
@@ -40,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             config=config.reward,
             slots=slots,
             connect=lambda thread: QueueClient(
-                arguments.queue, keys, f"{holder}/{thread}", timeout_s=min(10.0, config.rollout.lease_s)
+                arguments.queue, keys, f"{holder}/{thread}", min(10.0, config.rollout.lease_s), decode_tokens
             ),
             lease_s=config.rollout.lease_s,
             stall_s=config.trainer.stall_s,
@@ -49,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(number, lambda *_: judge.close())
         log.info("%s: %d slots, queue %s", holder, slots, arguments.queue)
         judge.run()
-    except (ConfigError, KeysError, SandboxUnavailable) as error:
+    except (ConfigError, KeysError, ProblemError, SandboxUnavailable) as error:
         log.error("%s: %s", arguments.name, error)
         return CANNOT_START
     except (JudgeError, SandboxError, QueueError) as error:

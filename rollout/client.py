@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from rollout import messages as m
 from rollout.keys import RunKeys
-from rollout.types import Batch, EngineInfo, EvalResult, GradingWork, Heard, Position, Segment, SegmentWork, Verdict, Waiting
+from rollout.types import I32, Batch, EngineInfo, EvalResult, GradingWork, Heard, Position, Segment, SegmentWork, Verdict, Waiting
 from rollout.wire import WireError, decode, pack, unpack
 
 RESEND_S = 3.0  # an unanswered request is sent again after so long
@@ -85,8 +85,12 @@ class _Dialect:
 class QueueClient(_Dialect):
     """For the trainer, the judges and the launcher."""
 
-    def __init__(self, endpoint: str, keys: RunKeys, name: str, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, endpoint: str, keys: RunKeys, name: str, timeout_s: float = 30.0, decode_tokens: Callable[[I32], str] | None = None
+    ) -> None:
+        """decode_tokens: for a judge, how a completion's tokens become text."""
         super().__init__(endpoint, keys, name, timeout_s)
+        self._decode_tokens = decode_tokens
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._connect(self._socket)
@@ -148,7 +152,10 @@ class QueueClient(_Dialect):
 
     def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]:
         """At most n finished completions to grade, oldest first; none when `wait_s` is over."""
-        return list(self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work)
+        if self._decode_tokens is None:
+            raise QueueError("only a client with `decode_tokens` can lease completions to grade: they come as tokens")
+        leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
+        return [_grading_work(lease, self._decode_tokens(lease.tokens)) for lease in leases]
 
     def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str:
         """`recorded`, or `duplicate` or `gone`: then nobody needs it any more."""
@@ -276,6 +283,17 @@ class AsyncQueueClient(_Dialect):
             future = self._answers.get(answer.id)
             if future is not None and not future.done():
                 future.set_result(answer)
+
+
+def _grading_work(lease: m.GradingLease, completion: str) -> GradingWork:
+    return GradingWork(
+        position=lease.position,
+        prompt_id=lease.prompt_id,
+        task=lease.task,
+        prefill=lease.prefill,
+        completion=completion,
+        finish=lease.finish,
+    )
 
 
 def _ids(engines: Sequence[EngineInfo | str]) -> tuple[str, ...]:

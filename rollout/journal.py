@@ -9,16 +9,16 @@ not taken for an earlier end, and it needs no shared memory, so the folder may b
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rollout.changes import CHANGES, Change, Durable
 from rollout.rules import Rules
 from rollout.wire import WireError, pack, unpack
 
-FORMAT = "kestrel-ledger-1"
+FORMAT = "kestrel-ledger-2"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
 SETTINGS = (
     "PRAGMA page_size=16384",  # a segment's row in one or two pages
@@ -96,8 +96,7 @@ class Journal:
             return 0
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            for change in pending:
-                self._write(change)
+            self._write(pending)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
@@ -118,15 +117,22 @@ class Journal:
         self._db.execute("COMMIT")
         self._seq = self._db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0]
 
-    def _write(self, change: Change) -> None:
-        if isinstance(change, Durable):
-            self._forget(change)
-        self._seq += 1
-        body = pack(change)
-        group, step = getattr(change, "group", None), getattr(change, "step", None)
-        row = (self._seq, type(change).__name__, group, step, zlib.crc32(body), body)
-        self._db.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", row)
-        self._db.execute(ROWS, (1,))
+    def _write(self, changes: Sequence[Change]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for change in changes:
+            if isinstance(change, Durable):
+                self._insert(rows)
+                rows = []
+                self._forget(change)
+            self._seq += 1
+            body = pack(change)
+            group, step = getattr(change, "group", None), getattr(change, "step", None)
+            rows.append((self._seq, type(change).__name__, group, step, zlib.crc32(body), body))
+        self._insert(rows)
+
+    def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._db.executemany("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._db.execute(ROWS, (len(rows),))
 
     def _forget(self, durable: Durable) -> None:
         """Deletes what does not outlive it (`changes.outlives`)."""

@@ -30,6 +30,7 @@ class Leases:
         self._rules = rules
         self._state = state
         self._leases: dict[Key, Lease] = {}
+        self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same ones
         self._to_generate: list[Key] = []
         self._to_grade: list[Key] = []
 
@@ -46,21 +47,29 @@ class Leases:
             return False
         key = (position.group, position.trajectory)
         if key not in self._leases:
-            self._leases[key] = self._lease(key, holder, trajectory)
+            self._begin(key, self._lease(key, holder, trajectory))
         return self._leases[key].holder == holder
 
     def held(self, holder: str) -> list[Position]:
-        return [lease.position for lease in self._leases.values() if lease.holder == holder]
+        return [lease.position for lease in self._by_holder.get(holder, {}).values()]
 
     def counts(self) -> Counter[str]:
-        return Counter(lease.holder for lease in self._leases.values())
+        return Counter({holder: len(leases) for holder, leases in self._by_holder.items()})
+
+    @property
+    def to_generate(self) -> bool:
+        """Whether there may be a segment to lease; False: there is none."""
+        return bool(self._to_generate)
+
+    @property
+    def to_grade(self) -> bool:
+        return bool(self._to_grade)
 
     def release(self, holder: str, position: Position) -> bool:
         key = (position.group, position.trajectory)
         lease = self._leases.get(key)
         if lease is None or lease.holder != holder or lease.position != position:
             return False
-        del self._leases[key]
         self.offer(key)
         return True
 
@@ -71,7 +80,7 @@ class Leases:
 
     def offer(self, key: Key) -> None:
         """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
-        self._leases.pop(key, None)
+        self._end(key)
         trajectory = self.open_trajectory(*key)
         if trajectory is not None and trajectory.verdict is None:
             heapq.heappush(self._to_generate if trajectory.finish is None else self._to_grade, key)
@@ -79,7 +88,8 @@ class Leases:
     def end(self, groups: Iterable[int]) -> None:
         """These groups are gone."""
         gone = set(groups)
-        self._leases = {key: lease for key, lease in self._leases.items() if key[0] not in gone}
+        for key in [key for key in self._leases if key[0] in gone]:
+            self._end(key)
 
     def reconsider(self) -> None:
         """Another version is published: trajectories that had to wait for it may be leased now."""
@@ -114,9 +124,22 @@ class Leases:
                 continue
             if not grading and trajectory.floor > self._state.version:
                 continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
-            leases[key] = lease = self._lease(key, holder, trajectory)
+            lease = self._lease(key, holder, trajectory)
+            self._begin(key, lease)
             granted.append(lease)
         return granted
+
+    def _begin(self, key: Key, lease: Lease) -> None:
+        self._leases[key] = lease
+        self._by_holder.setdefault(lease.holder, {})[key] = lease
+
+    def _end(self, key: Key) -> None:
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            held = self._by_holder[lease.holder]
+            del held[key]
+            if not held:
+                del self._by_holder[lease.holder]
 
     def _lease(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
         left = 0 if trajectory.finish else self._rules.max_completion_tokens - trajectory.length

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rollout.types import Batch, EngineInfo, EvalResult, GradingWork, Heard, Position, Segment, SegmentWork, Verdict, Waiting
+from rollout.types import I32, Batch, EngineInfo, EvalResult, Finish, Heard, Position, Segment, SegmentWork, Verdict, Waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,20 @@ class SegmentsAnswer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GradingLease:
+    """`GradingWork` whose completion is not yet text: its client makes it that, so that the server need not."""
+
+    position: Position
+    prompt_id: str
+    task: Mapping[str, Any]
+    prefill: str
+    tokens: I32  # [n], the completion's
+    finish: Finish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GradingAnswer:
-    work: Sequence[GradingWork]
+    work: Sequence[GradingLease]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ code 0). Killed and started again on the same run, it goes on with everything th
 """
 
 import argparse
+import gc
 import logging
 import signal
 import socket
@@ -32,6 +33,9 @@ from rollout.server import LONGEST_MESSAGE_BYTES, QueueServer
 log = logging.getLogger("queue")
 TURN_S = 0.2  # at most so long between two looks at leases and deadlines
 MESSAGES_A_TURN = 256  # they share one commit of the journal
+COLLECT = (50_000, 20, 50)  # gc's thresholds: a batch is some hundred thousand records, and they make no cycles
+NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+LARGE_BYTES = 1 << 22  # an answer above that is not copied to be sent
 LINGER_S = 1.0  # to send the last answers when ending
 
 
@@ -73,14 +77,21 @@ class Door:
         messages: list[tuple[bytes, bytes]] = []
         while self._socket in ready and len(messages) < MESSAGES_A_TURN:
             try:
-                route, *parts = self._socket.recv_multipart(zmq.DONTWAIT)
+                route = self._socket.recv(NOW)
             except zmq.Again:
                 break
-            messages.append((route, b"".join(parts)))
+            frame = self._socket.recv(NOW, copy=False)
+            data = frame.bytes
+            while frame.more:
+                frame = self._socket.recv(NOW, copy=False)
+                data += frame.bytes
+            messages.append((route, data))
         return messages
 
     def send(self, route: bytes, data: bytes) -> None:
-        self._socket.send_multipart([route, data], zmq.DONTWAIT)  # to one who has gone, it is dropped
+        """To one who has gone, it is dropped."""
+        self._socket.send(route, MORE_NOW)
+        self._socket.send(data, NOW, copy=len(data) < LARGE_BYTES)
 
     def close(self) -> None:
         self._socket.close()
@@ -119,7 +130,6 @@ def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) ->
         journal=journal,
         stream=PromptStream(prompts.train, config.data.seed),
         evals={"heldout": prompts.heldout},
-        decode_tokens=prompts.decode,
         lease_s=config.rollout.lease_s,
         stall_s=config.trainer.stall_s,
         now=time.monotonic(),
@@ -162,6 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
             closing(Journal(options.run / "ledger.db", rules)) as journal,
         ):
             server = open_server(config, options.run, journal, rules)
+            gc.freeze()  # what was replayed stays; a full collection would look at all of it
+            gc.set_threshold(*COLLECT)
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
     except (ConfigError, KeysError, RulesError, StartError, ProblemError) as error:

@@ -1,29 +1,26 @@
-"""A run's prompts as token ids, and its decoder, kept in the run's folder: a queue server that starts again renders nothing.
+"""A run's prompts as token ids, kept in the run's folder: a queue server that starts again renders nothing.
 
-    <run>/prompts/<key>.msgpack            the key is a digest of all that they are made from: problems, tokenizer, limit
-    <run>/prompts/<key>.tokenizer.json
+    <run>/prompts/<key>.msgpack     the key is a digest of all that they are made from: problems, tokenizer, limit
 
 A copy that is missing, damaged, or of other problems is made again. Rows of `hf://` datasets are read once a run.
 """
 
 import hashlib
 import logging
-import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from conf.schema import RunConfig
-from rollout.prompts import Prompts, load_prompts, load_tokenizer
-from rollout.types import I32, Prompt
+from rollout.decoder import digest_of_file, digest_of_model, write_whole
+from rollout.prompts import load_prompts, load_tokenizer
+from rollout.types import Prompt
 from rollout.wire import WireError, pack, unpack
 
-FORMAT = b"kestrel-prompts-1"
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")  # in a model's folder; they have no part in rendering
+FORMAT = "kestrel-prompts-1"
+CHECKSUM_BYTES = 4
 log = logging.getLogger("queue")
 
 
@@ -31,91 +28,52 @@ log = logging.getLogger("queue")
 class Rendered:
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
-    decode: Callable[[I32], str]  # of a completion's tokens, special ones left out
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    train: Sequence[Prompt]
-    heldout: Sequence[Prompt]
 
 
 def rendered(config: RunConfig, folder: Path) -> Rendered:
     """The prompts of a run: from `folder` if they are there, else rendered and written to it. Raises ProblemError."""
     path = folder / f"{_key(config)}.msgpack"
-    words = path.with_suffix(".tokenizer.json")
     kept = _read(path)
-    if kept is not None and words.is_file():
+    if kept is not None:
         log.info("prompts as rendered before, from %s: %d train, %d held out", path, len(kept.train), len(kept.heldout))
-        return Rendered(train=kept.train, heldout=kept.heldout, decode=_decoder(Tokenizer.from_file(str(words))))
+        return kept
     tokenizer = load_tokenizer(config.model.path)
-    limit = config.data.max_prompt_tokens
-    train = _told("train", load_prompts(config.data.train, tokenizer, limit))
-    heldout = _told("heldout", load_prompts(config.data.heldout, tokenizer, limit))
-    fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:  # one of the few that only transformers can run
-        return Rendered(train=train, heldout=heldout, decode=_slow_decoder(tokenizer))
-    folder.mkdir(parents=True, exist_ok=True)
-    body = pack(_Kept(train=train, heldout=heldout))
-    _write(words, fast.to_str().encode())
-    _write(path, zlib.crc32(body).to_bytes(4, "big") + body)
-    return Rendered(train=train, heldout=heldout, decode=_decoder(fast))
+    made = Rendered(
+        train=_render("train", config.data.train, tokenizer, config.data.max_prompt_tokens),
+        heldout=_render("heldout", config.data.heldout, tokenizer, config.data.max_prompt_tokens),
+    )
+    body = pack(made)
+    write_whole(path, zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "big") + body)
+    return made
 
 
-def _told(name: str, found: Prompts) -> Sequence[Prompt]:
+def _render(name: str, sources: Sequence[str], tokenizer: Any, max_prompt_tokens: int) -> Sequence[Prompt]:
+    found = load_prompts(sources, tokenizer, max_prompt_tokens)
     log.info("%s: %d prompts, %d are too long", name, len(found.usable), len(found.too_long))
     return found.usable
 
 
-def _decoder(tokenizer: Tokenizer) -> Callable[[I32], str]:
-    return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-
-
-def _slow_decoder(tokenizer: Any) -> Callable[[I32], str]:
-    return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
 def _key(config: RunConfig) -> str:
-    digest = hashlib.sha256(FORMAT)
-    for part in _made_from(config):
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:32]
+    return hashlib.sha256("\n".join(_made_from(config)).encode()).hexdigest()[:32]
 
 
-def _made_from(config: RunConfig) -> Iterator[bytes]:
-    yield str(config.data.max_prompt_tokens).encode()
+def _made_from(config: RunConfig) -> Iterator[str]:
+    yield FORMAT
+    yield str(config.data.max_prompt_tokens)
+    yield digest_of_model(config.model.path)
     for name, sources in (("train", config.data.train), ("heldout", config.data.heldout)):
         for source in sources:
-            yield f"{name} {source}".encode()
-            if Path(source).is_file():
-                yield _digest(Path(source))
-    model = Path(config.model.path)
-    for file in sorted(model.iterdir()) if model.is_dir() else ():
-        if file.is_file() and file.suffix not in WEIGHTS:
-            yield file.name.encode()
-            yield _digest(file)
+            yield f"{name} {source} {digest_of_file(Path(source)) if Path(source).is_file() else ''}"
 
 
-def _digest(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _read(path: Path) -> _Kept | None:
+def _read(path: Path) -> Rendered | None:
     try:
         data = path.read_bytes()
-        if zlib.crc32(data[4:]).to_bytes(4, "big") == data[:4]:
-            return unpack(_Kept, data[4:])
+        if zlib.crc32(data[CHECKSUM_BYTES:]).to_bytes(CHECKSUM_BYTES, "big") == data[:CHECKSUM_BYTES]:
+            return unpack(Rendered, data[CHECKSUM_BYTES:])
         log.warning("%s is damaged: the prompts are rendered again", path)
     except FileNotFoundError:
         pass
     except WireError as error:
         log.warning("%s cannot be read (%s): the prompts are rendered again", path, error)
     return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)

@@ -65,7 +65,9 @@ class Roster:
     # Holders.
 
     def heard(self, name: str, now: float, role: str = "") -> Holder:
-        holder = self.holders.setdefault(name, Holder(role=role, heard_s=now))
+        holder = self.holders.get(name)
+        if holder is None:
+            holder = self.holders[name] = Holder(role=role, heard_s=now)
         holder.heard_s = now
         holder.role = role or holder.role
         return holder

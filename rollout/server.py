@@ -21,7 +21,7 @@ from rollout.leases import Lease
 from rollout.ledger import Ledger, LedgerError
 from rollout.prompts import PromptStream
 from rollout.roster import Roster
-from rollout.types import I32, EngineInfo, Finish, GradingWork, Heard, Prompt, SegmentWork, Waiting
+from rollout.types import EngineInfo, Finish, Heard, Prompt, SegmentWork, Waiting
 from rollout.wire import WireError, decode, pack, unpack
 
 log = logging.getLogger("queue")
@@ -55,7 +55,6 @@ class QueueServer:
         journal: Journal,
         stream: PromptStream,
         evals: Mapping[str, Sequence[Prompt]],
-        decode_tokens: Callable[[I32], str],
         lease_s: float,
         stall_s: float,
         now: float,
@@ -64,7 +63,6 @@ class QueueServer:
         self._journal = journal
         self._stream = stream
         self._evals = evals
-        self._decode_tokens = decode_tokens
         self._stall_s = stall_s
         self._roster = Roster(lease_s)
         self._parked: dict[tuple[str, int], _Parked] = {}
@@ -73,6 +71,15 @@ class QueueServer:
         self._now = self._moved_s = now
         self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
         self._busy: dict[str, standing.Busy] = {}  # by client, when it last asked
+        self._asking = ""  # the client whose request is being decided
+        self._decide: dict[type, Callable[[Any], Any]] = {
+            m.Take: self._take, m.Advance: self._advance, m.Published: self._published, m.Rewind: self._rewind,
+            m.Durable: self._durable, m.Condemn: self._condemn, m.Fleet: self._tell_fleet, m.Status: self._status,
+            m.StartEval: self._start_eval, m.AskEval: self._ask_eval, m.CloseEval: self._close_eval, m.Stop: self._stop,
+            m.RegisterEngine: self._register_engine, m.UnregisterEngine: self._unregister_engine,
+            m.LeaseSegments: self._lease_segments, m.ReportSegment: self._report_segment, m.RefuseGroup: self._refuse,
+            m.LeaseGrading: self._lease_grading, m.ReportVerdict: self._report_verdict, m.Heartbeat: self._heartbeat,
+        }  # fmt: skip
 
     def receive(self, route: bytes, data: bytes, now: float) -> None:
         """Takes one message in. Whatever it is, nothing is corrupted by it."""
@@ -104,16 +111,30 @@ class QueueServer:
         for name in self._roster.expired(now):
             returned = self._ledger.release(name)
             log.warning("%s was not heard for too long: it is off the roster, %d leases return", name, returned)
-        for key, parked in list(self._parked.items()):
-            if getattr(parked.request, "holder", "") in ("", *self._roster.holders):
-                self._serve(parked)
-            else:  # nobody is there to work on what it would be leased
-                del self._parked[key]
+        self._serve_parked(now)
         self._journal.commit()
         answers, self._answers = self._answers, []
         return answers
 
     # Turns.
+
+    def _serve_parked(self, now: float) -> None:
+        """Those that may be served by now, or have waited long enough. Only leases are waited for by many."""
+        present = self._roster.holders
+        for key, parked in list(self._parked.items()):
+            request = parked.request
+            match request:
+                case m.LeaseSegments():
+                    may_be = self._ledger.leases.to_generate or self._ledger.may_admit()
+                case m.LeaseGrading():
+                    may_be = self._ledger.leases.to_grade
+                case _:
+                    may_be = True
+            holder = getattr(request, "holder", "")
+            if holder and holder not in present:
+                del self._parked[key]  # nobody is there to work on what it would be leased
+            elif may_be or now >= parked.due_s:
+                self._serve(parked)
 
     def _turn(self, now: float) -> None:
         if now - self._now > PAUSE_S:
@@ -122,9 +143,10 @@ class QueueServer:
 
     def _serve(self, parked: _Parked) -> None:
         key = (parked.envelope.client, parked.envelope.id)
+        self._asking = parked.envelope.client
         answer_id = parked.envelope.id
         try:
-            value = self._decide(parked.request, parked.envelope.client)
+            value = self._decide[type(parked.request)](parked.request)
             if value is None and self._now < parked.due_s:
                 self._parked[key] = parked
                 return
@@ -152,63 +174,44 @@ class QueueServer:
 
     # Requests. None: not yet.
 
-    def _decide(self, request: m.Request, client: str) -> Any:
-        match request:
-            case m.Take():
-                return self._take(request)
-            case m.Advance():
-                return self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
-            case m.Published():
-                return self._do(self._ledger.published(request.version, self._engine_ids(request.engines)))
-            case m.Rewind():
-                return self._do(self._ledger.rewind(request.version))
-            case m.Durable():
-                return self._do(self._ledger.durable(request.version))
-            case m.Fleet():
-                self._roster.tell()
-                return m.FleetAnswer(engines=self._fleet())
-            case m.StartEval():
-                return self._start_eval(request)
-            case m.AskEval():
-                return self._ask_eval(request)
-            case m.CloseEval():
-                return self._do(self._ledger.close_eval(request.eval_id))
-            case m.Status():
-                return self._status(client)
-            case m.Stop():
-                self._closing = True
-                return m.Done()
-            case m.Condemn():
-                return self._condemn(request)
-        return self._decide_for_holders(request)
+    def _advance(self, request: m.Advance) -> m.Done:
+        return self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
 
-    def _decide_for_holders(self, request: m.Request) -> Any:
-        match request:
-            case m.RegisterEngine():
-                engine = EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch)
-                return self._register(engine)
-            case m.UnregisterEngine():
-                self._roster.unregister(request.name)
-                self._roster.holders.pop(request.name, None)
-                self._ledger.release(request.name)
-                return m.Done()
-            case m.LeaseSegments():
-                return self._lease_segments(request)
-            case m.ReportSegment():
-                outcome, changes = self._ledger.report(request.position, request.segment, request.holder)
-                self._do(changes)
-                return m.Reported(outcome=outcome)
-            case m.RefuseGroup():
-                return self._refuse(request)
-            case m.LeaseGrading():
-                return self._lease_grading(request)
-            case m.ReportVerdict():
-                outcome, changes = self._ledger.grade(request.group, request.trajectory, request.verdict)
-                self._do(changes)
-                return m.Reported(outcome=outcome)
-            case m.Heartbeat():
-                return self._heartbeat(request)
-        raise LedgerError(f"nobody answers {type(request).__name__}")
+    def _published(self, request: m.Published) -> m.Done:
+        return self._do(self._ledger.published(request.version, self._engine_ids(request.engines)))
+
+    def _rewind(self, request: m.Rewind) -> m.Done:
+        return self._do(self._ledger.rewind(request.version))
+
+    def _durable(self, request: m.Durable) -> m.Done:
+        return self._do(self._ledger.durable(request.version))
+
+    def _tell_fleet(self, _: m.Fleet) -> m.FleetAnswer:
+        self._roster.tell()
+        return m.FleetAnswer(engines=self._fleet())
+
+    def _stop(self, _: m.Stop) -> m.Done:
+        self._closing = True
+        return m.Done()
+
+    def _register_engine(self, request: m.RegisterEngine) -> m.Done:
+        return self._register(EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch))
+
+    def _unregister_engine(self, request: m.UnregisterEngine) -> m.Done:
+        self._roster.unregister(request.name)
+        self._roster.holders.pop(request.name, None)
+        self._ledger.release(request.name)
+        return m.Done()
+
+    def _report_segment(self, request: m.ReportSegment) -> m.Reported:
+        outcome, changes = self._ledger.report(request.position, request.segment, request.holder)
+        self._do(changes)
+        return m.Reported(outcome=outcome)
+
+    def _report_verdict(self, request: m.ReportVerdict) -> m.Reported:
+        outcome, changes = self._ledger.grade(request.group, request.trajectory, request.verdict)
+        self._do(changes)
+        return m.Reported(outcome=outcome)
 
     def _take(self, request: m.Take) -> m.TakeAnswer | None:
         changes = self._ledger.take(request.step)
@@ -223,6 +226,9 @@ class QueueServer:
 
     def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:
         return m.TakeAnswer(batch=None, waiting=Waiting(table=self._table(), fleet_changed=fleet_changed))
+
+    def _close_eval(self, request: m.CloseEval) -> m.Done:
+        return self._do(self._ledger.close_eval(request.eval_id))
 
     def _start_eval(self, request: m.StartEval) -> m.Done:
         prompts = self._evals.get(request.split)
@@ -307,10 +313,10 @@ class QueueServer:
         """A bare name stands for the engine that has it now, if there is one."""
         return [engine_id for e in engines if (engine_id := e if "@" in e else self._roster.engine_id(e))]
 
-    def _status(self, client: str) -> m.StatusAnswer:
+    def _status(self, _: m.Status) -> m.StatusAnswer:
         busy = standing.busy(self._roster)
-        figures = standing.figures(self._ledger, busy, self._busy.get(client, standing.Busy()))
-        self._busy[client] = busy
+        figures = standing.figures(self._ledger, busy, self._busy.get(self._asking, standing.Busy()))
+        self._busy[self._asking] = busy
         status = standing.status(self._ledger, self._roster, self._now)
         return m.StatusAnswer(status=status | {"figures": figures, "closing": self._closing})
 
@@ -332,14 +338,14 @@ class QueueServer:
             max_new_tokens=lease.max_new_tokens,
         )
 
-    def _grading_work(self, lease: Lease) -> GradingWork:
+    def _grading_work(self, lease: Lease) -> m.GradingLease:
         prompt = self._ledger.prompt(lease.position.group)
         tokens, finish = self._ledger.completion(lease.position)
-        return GradingWork(
+        return m.GradingLease(
             position=lease.position,
             prompt_id=prompt.id,
             task=prompt.task,
             prefill=prompt.prefill,
-            completion=self._decode_tokens(tokens),
+            tokens=tokens,
             finish=finish or Finish.CUT,
         )

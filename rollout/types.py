@@ -7,7 +7,7 @@ on construction, so a misaligned record cannot exist. Lengths: n tokens of a seg
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +63,9 @@ class Segment:
         _check_array("logprobs", self.logprobs, np.float32)
         _check_array("versions", self.versions, np.int32)
         _check_same_length(tokens=self.tokens, logprobs=self.logprobs, versions=self.versions)
-        if np.any(np.diff(self.versions) < 0):
+        if (self.versions[1:] < self.versions[:-1]).any():
             raise RecordError(f"versions of a segment must not decrease, got {self.versions.tolist()}")
-        if not np.all(np.isfinite(self.logprobs)):
+        if not np.isfinite(self.logprobs).all():
             raise RecordError("a segment holds log-probs that are not finite")
 
 
@@ -163,8 +163,7 @@ class Verdict:
             raise RecordError(f"reward {self.reward} is not finite")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a lease stands: its holder continues this trajectory at this token. Reports are accepted by position."""
 
     group: int  # index of the group; negative for an evaluation's

@@ -1,14 +1,17 @@
-"""Records to bytes and back: msgpack, arrays as dtype and bytes, decoded strictly against the record's types.
+"""Records to bytes and back: msgpack, arrays as their bytes, decoded strictly against the record's types.
 
-A record is a map of its fields, an array an extension of one dtype character and its little-endian bytes. Decoding is
-driven by the type that is expected, so that a message can only ever become what its reader asked for: unknown or missing
-fields, a wrong type and a broken invariant are each a `WireError` that names the field. Decoded arrays are read-only.
+A record is a map of its fields, a named tuple a list, an array an extension of its little-endian bytes, whose number is its
+dtype; one with few runs (versions, masks) is its runs' ends and values. Decoding is driven by the type that is expected, so
+that a message can only ever become what its reader asked for: unknown or missing fields, a wrong type and a broken invariant
+are each a `WireError` that names the field. Decoded arrays are read-only.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,15 +19,23 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 T = TypeVar("T")
-Decoder = Callable[[Any, str], Any]  # (plain value, its path for messages) -> typed value
+Decoder = Callable[[Any], Any]  # plain value -> typed value; raises WireError without the path that leads to it
 
-ARRAY = 1  # msgpack extension type
-DTYPES = {b"i": np.dtype("<i4"), b"f": np.dtype("<f4"), b"b": np.dtype("|b1")}
+DTYPES = {1: np.dtype("<i4"), 2: np.dtype("<f4"), 3: np.dtype("|b1")}  # by msgpack extension type
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+RUNS = 16  # added to an array's code: its runs
+MOST_RUNS, SHORTEST, LONGEST = 8, 32, 1 << 24  # runs of an array that is sent as runs, and the elements it may have
 
 
 class WireError(ValueError):
     """Bytes that are not the message they should be, or a value that cannot travel."""
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(text)
+        self.text, self.path = text, path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}" if self.path else self.text
 
 
 def pack(value: Any) -> bytes:
@@ -48,37 +59,84 @@ def unpack_plain(data: bytes) -> Any:
         raise WireError(f"not a msgpack message ({len(data)} bytes): {error or type(error).__name__}") from error
 
 
-def decode(kind: Any, plain: Any, path: str = "") -> Any:
-    return _decoder(kind)(plain, path or getattr(kind, "__name__", str(kind)))
+def decode(kind: Any, plain: Any) -> Any:
+    try:
+        return _decoder(kind)(plain)
+    except WireError as error:
+        error.path = getattr(kind, "__name__", str(kind)) + error.path
+        raise
+
+
+# To plain values. msgpack asks only about what it cannot pack itself.
 
 
 def _to_plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        dtype = value.dtype.newbyteorder("<")
-        if value.ndim != 1 or dtype not in CODES:
-            raise TypeError(f"an array of {value.dtype}{list(value.shape)} does not travel; vectors of int32, float32, bool do")
-        return msgpack.ExtType(ARRAY, CODES[dtype] + value.astype(dtype, copy=False).tobytes())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: getattr(value, name) for name in _names(type(value))}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} does not travel")
+    kind = type(value)
+    plainer = _PLAINERS.get(kind)
+    if plainer is None:
+        plainer = _PLAINERS[kind] = _plainer(kind)
+    return plainer(value)
+
+
+_PLAINERS: dict[type, Callable[[Any], Any]] = {}
+
+
+def _plainer(kind: type) -> Callable[[Any], Any]:
+    if kind is np.ndarray:
+        return _plain_array
+    if is_dataclass(kind):
+        names = tuple(f.name for f in fields(kind))
+        if len(names) < 2:
+            return lambda value: {name: getattr(value, name) for name in names}
+        values = attrgetter(*names)
+        return lambda value: dict(zip(names, values(value), strict=True))
+    if issubclass(kind, np.generic):
+        return lambda value: value.item()
+    if issubclass(kind, Mapping):
+        return dict
+    if issubclass(kind, Sequence):
+        return list
+    raise TypeError(f"{kind.__name__} does not travel")
+
+
+def _plain_array(value: np.ndarray) -> msgpack.ExtType:
+    code = CODES.get(value.dtype) or CODES.get(value.dtype.newbyteorder("<"))
+    if code is None or value.ndim != 1:
+        raise TypeError(f"an array of {value.dtype}{list(value.shape)} does not travel; vectors of int32, float32, bool do")
+    if code != 2 and SHORTEST <= len(value) <= LONGEST and len(set(value[:SHORTEST].tolist())) <= MOST_RUNS:
+        ends = (value[1:] != value[:-1]).nonzero()[0]
+        if len(ends) < MOST_RUNS:
+            runs = np.empty((2, len(ends) + 1), "<i4")
+            runs[0, :-1], runs[0, -1] = ends + 1, len(value)
+            runs[1] = value[runs[0] - 1]
+            return msgpack.ExtType(RUNS + code, runs.tobytes())
+    return msgpack.ExtType(code, value.astype(DTYPES[code], copy=False).tobytes())
 
 
 def _array_of(code: int, data: bytes) -> np.ndarray:
-    dtype = DTYPES.get(data[:1]) if code == ARRAY else None
-    if dtype is None or (len(data) - 1) % dtype.itemsize:
+    if code - RUNS in DTYPES:
+        return _array_of_runs(DTYPES[code - RUNS], data)
+    dtype = DTYPES.get(code)
+    if dtype is None or len(data) % dtype.itemsize:
         raise WireError(f"unknown extension {code} with {len(data)} bytes that begin with {data[:1]!r}")
-    return np.frombuffer(data, dtype=dtype, offset=1)
+    return np.frombuffer(data, dtype=dtype)
 
 
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+def _array_of_runs(dtype: np.dtype[Any], data: bytes) -> np.ndarray:
+    if not data or len(data) % 8 or len(data) > 8 * MOST_RUNS:
+        raise WireError(f"an array of runs with {len(data)} bytes")
+    numbers = np.frombuffer(data, "<i4").tolist()
+    ends, values = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+    if ends[-1] > LONGEST or any(end <= begin for begin, end in zip([0, *ends], ends, strict=False)):
+        raise WireError(f"an array whose runs end at {ends}")
+    array = np.empty(ends[-1], dtype)
+    for begin, end, value in zip([0, *ends], ends, values, strict=False):
+        array[begin:end] = value
+    array.flags.writeable = False
+    return array
+
+
+# From plain values.
 
 
 @cache
@@ -86,13 +144,15 @@ def _decoder(kind: Any) -> Decoder:
     """How to read a value of this type; made once a type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
-        return lambda plain, path: plain
+        return lambda plain: plain
     if origin is np.ndarray:
         return _array(np.dtype(get_args(arguments[1])[0]))
     if origin in (Union, UnionType):
         return _optional(kind, arguments)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _named_tuple(kind)
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping(_decoder(arguments[1]))
+        return _mapping(arguments[1])
     if origin is not None and issubclass(origin, Sequence):
         return _sequence(_decoder(arguments[0]))
     if is_dataclass(kind):
@@ -105,31 +165,32 @@ def _decoder(kind: Any) -> Decoder:
 
 
 def _scalar(kind: type) -> Decoder:
-    accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
-
-    def read(plain: Any, path: str) -> Any:
-        if type(plain) not in accepted:
-            raise _wrong(path, "nothing" if kind is NoneType else kind.__name__, plain)
-        return kind(plain) if kind is float else plain
+    def read(plain: Any) -> Any:
+        if type(plain) is kind:
+            return plain
+        if kind is float and type(plain) is int:
+            return float(plain)
+        raise _wrong("nothing" if kind is NoneType else kind.__name__, plain)
 
     return read
 
 
 def _enum(kind: type[Enum]) -> Decoder:
-    def read(plain: Any, path: str) -> Any:
-        try:
-            return kind(plain)
-        except ValueError:
-            raise _wrong(path, "one of " + ", ".join(str(member.value) for member in kind), plain) from None
+    members = {member.value: member for member in kind}
+
+    def read(plain: Any) -> Any:
+        if type(plain) is str and (member := members.get(plain)) is not None:
+            return member
+        raise _wrong("one of " + ", ".join(members), plain)
 
     return read
 
 
 def _array(dtype: np.dtype[Any]) -> Decoder:
-    def read(plain: Any, path: str) -> Any:
-        if not isinstance(plain, np.ndarray) or plain.dtype != dtype:
-            raise _wrong(path, f"an array of {dtype.name}", plain)
-        return plain
+    def read(plain: Any) -> Any:
+        if type(plain) is np.ndarray and plain.dtype == dtype:
+            return plain
+        raise _wrong(f"an array of {dtype.name}", plain)
 
     return read
 
@@ -139,23 +200,53 @@ def _optional(kind: Any, arguments: tuple[Any, ...]) -> Decoder:
     if len(rest) != 1 or len(arguments) != 2:
         raise TypeError(f"{kind}: of unions only `X | None` travels")
     inner = _decoder(rest[0])
-    return lambda plain, path: None if plain is None else inner(plain, path)
+    return lambda plain: None if plain is None else inner(plain)
 
 
-def _mapping(inner: Decoder) -> Decoder:
-    def read(plain: Any, path: str) -> Any:
-        if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-            raise _wrong(path, "a map with string keys", plain)
-        return {key: inner(value, f"{path}.{key}") for key, value in plain.items()}
+def _mapping(kind: Any) -> Decoder:
+    inner = None if kind is Any else _decoder(kind)
+
+    def read(plain: Any) -> Any:
+        if type(plain) is not dict or not all(type(key) is str for key in plain):
+            raise _wrong("a map with string keys", plain)
+        if inner is None:
+            return plain
+        values, key = {}, ""
+        try:
+            for key, value in plain.items():
+                values[key] = inner(value)
+        except WireError as error:
+            error.path = f".{key}{error.path}"
+            raise
+        return values
 
     return read
 
 
 def _sequence(inner: Decoder) -> Decoder:
-    def read(plain: Any, path: str) -> Any:
-        if not isinstance(plain, list):
-            raise _wrong(path, "a list", plain)
-        return tuple(inner(value, f"{path}[{i}]") for i, value in enumerate(plain))
+    def read(plain: Any) -> Any:
+        if type(plain) is not list:
+            raise _wrong("a list", plain)
+        values: list[Any] = []
+        try:
+            for value in plain:
+                values.append(inner(value))
+        except WireError as error:
+            error.path = f"[{len(values)}]{error.path}"
+            raise
+        return tuple(values)
+
+    return read
+
+
+def _named_tuple(kind: Any) -> Decoder:
+    hints = get_type_hints(kind)
+    readers = tuple(_decoder(hints[name]) for name in kind._fields)
+
+    def read(plain: Any) -> Any:
+        if type(plain) is not list or len(plain) != len(readers):
+            raise _wrong(f"a list of {', '.join(kind._fields)}", plain)
+        return kind._make([reader(value) for reader, value in zip(readers, plain, strict=True)])
 
     return read
 
@@ -165,24 +256,30 @@ def _record(kind: Any) -> Decoder:
     readers = {f.name: _decoder(hints[f.name]) for f in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
-    def read(plain: Any, path: str) -> Any:
-        if not isinstance(plain, dict):
-            raise _wrong(path, f"a {kind.__name__}", plain)
-        if unknown := plain.keys() - readers.keys():
-            raise WireError(f"{path}: unknown field {sorted(map(str, unknown))[0]!r}; {kind.__name__} has {sorted(readers)}")
-        if missing := required - plain.keys():
-            raise WireError(f"{path}: field {sorted(missing)[0]!r} of {kind.__name__} is missing")
-        values = {name: readers[name](value, f"{path}.{name}") for name, value in plain.items()}
+    def read(plain: Any) -> Any:
+        if type(plain) is not dict:
+            raise _wrong(f"a {kind.__name__}", plain)
+        if plain.keys() != readers.keys():
+            if unknown := plain.keys() - readers.keys():
+                raise WireError(f"unknown field {sorted(map(str, unknown))[0]!r}; {kind.__name__} has {sorted(readers)}")
+            if missing := required - plain.keys():
+                raise WireError(f"field {sorted(missing)[0]!r} of {kind.__name__} is missing")
+        values, name = {}, ""
+        try:
+            for name, value in plain.items():
+                values[name] = readers[name](value)
+        except WireError as error:
+            error.path = f".{name}{error.path}"
+            raise
         try:
             return kind(**values)
         except WireError:
             raise
         except ValueError as error:
-            raise WireError(f"{path}: {error}") from error
+            raise WireError(str(error)) from error
 
     return read
 
 
-def _wrong(path: str, expected: str, plain: Any) -> WireError:
-    shown = repr(plain)
-    return WireError(f"{path}: expected {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+def _wrong(expected: str, plain: Any) -> WireError:
+    return WireError(f"expected {expected}, got {reprlib.repr(plain)}")

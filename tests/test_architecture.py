@@ -21,7 +21,8 @@ ALLOWED = {
 }
 # The judge's process is where reward meets the queue.
 ALLOWED_IN = {
-    f"reward/{name}.py": {"reward", "conf", "rollout.types", "rollout.client", "rollout.keys"} for name in ("__main__", "judge")
+    "reward/judge.py": {"reward", "conf", "rollout.types", "rollout.client"},
+    "reward/__main__.py": {"reward", "conf", "rollout.client", "rollout.keys", "rollout.decoder", "rollout.prompts"},
 }
 # Foreign package -> where it may be imported: folders and files.
 FOREIGN = {

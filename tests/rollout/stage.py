@@ -63,7 +63,7 @@ class Stage:
         self.endpoint = f"tcp://127.0.0.1:{self.first_port}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.queue = self.start_queue()
-        self.client = QueueClient(self.endpoint, self.keys, "test", timeout_s=WAIT_S)
+        self.client = QueueClient(self.endpoint, self.keys, "test", timeout_s=WAIT_S, decode_tokens=str)
 
     def start(self, *argv: str, rank: int = 0) -> subprocess.Popen[bytes]:
         environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}

@@ -48,7 +48,6 @@ class Desk:
             journal=self.journal,
             stream=PromptStream([prompt(i) for i in range(50)], seed=0),
             evals={"heldout": [prompt(100), prompt(101)]},
-            decode_tokens=lambda tokens: " ".join(map(str, tokens.tolist())),
             lease_s=LEASE_S,
             stall_s=STALL_S,
             now=self.now,
@@ -99,7 +98,7 @@ class Desk:
 
     def lease(self, count: int = 1, holder: str = "e0", wait_s: float = 0.0) -> list[Position]:
         work = self.ask(m.LeaseSegments(holder=holder, count=count, wait_s=wait_s))["work"]
-        return [Position(**w["position"]) for w in work]
+        return [Position(*w["position"]) for w in work]
 
     def report(self, position: Position, versions: list[int], finish: str = "stop", holder: str = "e0") -> str:
         request = m.ReportSegment(holder=holder, position=position, segment=segment(versions, finish))
@@ -138,13 +137,13 @@ def test_lease_holds_prompt_and_completion_so_far(ready):
     work = ready.ask(m.LeaseSegments(holder="e0", count=1, wait_s=0.0))["work"][0]
     first_prompt = ready.ledger.prompt(0).tokens.tolist()
     assert work["input_tokens"].tolist() == [*first_prompt, 0, 1]
-    assert (work["position"]["offset"], work["max_new_tokens"]) == (2, 4)
+    assert (Position(*work["position"]).offset, work["max_new_tokens"]) == (2, 4)
 
 
-def test_judge_gets_text_prefill_and_task(ready):
+def test_judge_gets_tokens_prefill_and_task(ready):
     ready.report(ready.lease()[0], [0, 0])
     work = ready.ask(m.LeaseGrading(holder="j", count=5, wait_s=0.0))["work"]
-    assert [(w["completion"], w["finish"], w["task"]["kind"]) for w in work] == [("0 1", "stop", "calls")]
+    assert [(w["tokens"].tolist(), w["finish"], w["task"]["kind"]) for w in work] == [([0, 1], "stop", "calls")]
 
 
 def test_leases_of_a_holder_that_falls_silent_return(ready):
@@ -174,7 +173,7 @@ def test_worker_that_comes_back_late_learns_which_of_its_leases_are_not_its_own_
     ready.answers(after_s=2.0)
     assert ready.lease(1, "e1") == held[:1]
     heard = ready.beat("e0", held, ENGINE)
-    assert [Position(**p) for p in heard["cancel"]] == held[:1]
+    assert [Position(*p) for p in heard["cancel"]] == held[:1]
 
 
 def test_lease_that_never_reached_its_holder_is_free_after_two_heartbeats(ready):
@@ -420,7 +419,7 @@ class Process:
         self.process.communicate()
 
     def client(self, name: str, timeout_s: float = WAIT_S) -> QueueClient:
-        return QueueClient(self.endpoint, self.keys, name, timeout_s=timeout_s)
+        return QueueClient(self.endpoint, self.keys, name, timeout_s=timeout_s, decode_tokens=str)
 
 
 @pytest.fixture

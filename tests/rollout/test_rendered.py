@@ -7,6 +7,8 @@ import pytest
 
 from conf.schema import DataConfig, ModelConfig, RunConfig
 from rollout import rendered as module
+from rollout.decoder import decoder
+from rollout.prompts import load_tokenizer
 from rollout.rendered import rendered
 from tests.rollout.stage import write_model
 
@@ -34,8 +36,7 @@ def renderings(monkeypatch):
 
 
 def same(a, b):
-    tokens = np.array([3, 0, 4], np.int32)
-    return repr((a.train, a.heldout, a.decode(tokens))) == repr((b.train, b.heldout, b.decode(tokens)))
+    return repr(a) == repr(b)
 
 
 def test_second_start_reads_the_copy(config, tmp_path, renderings):
@@ -66,3 +67,11 @@ def test_damaged_copy_is_made_again(config, tmp_path, renderings):
     count = len(renderings)
     assert same(rendered(config, tmp_path / "copy"), first) and len(renderings) > count
     assert same(rendered(config, tmp_path / "copy"), first) and len(renderings) == count + 2
+
+
+def test_text_is_what_transformers_makes_of_tokens_also_from_the_copy(config, tmp_path):
+    tokens = np.array([3, 0, 4, 511], np.int32)
+    tokenizer = load_tokenizer(config.model.path)
+    expected = tokenizer.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert [decoder(config.model.path, tmp_path / "copy")(tokens) for _ in range(2)] == [expected, expected]
+    assert expected == "t3 t4 t511" and len(list((tmp_path / "copy").iterdir())) == 1

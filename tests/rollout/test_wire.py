@@ -98,8 +98,27 @@ def test_missing_field_is_refused_by_name():
 
 
 def test_true_is_not_a_number():
-    with pytest.raises(WireError, match="group: expected int, got True"):
-        unpack(Position, pack({"group": True, "trajectory": 0, "offset": 0}))
+    with pytest.raises(WireError, match=r"Take\.step: expected int, got True"):
+        unpack(m.Take, pack({"step": True, "wait_s": 0.0}))
+    with pytest.raises(WireError, match="expected int, got True"):
+        unpack(Position, pack([True, 0, 0]))
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 60)), min_size=1, max_size=12), kind=st.sampled_from(["i4", "?"])
+)
+def test_array_of_few_runs_comes_back_equal_and_short(runs, kind):
+    array = np.concatenate([np.full(n, value, kind) for value, n in runs])
+    data = pack(array)
+    assert np.array_equal(unpack_plain(data), array) and unpack_plain(data).dtype == array.dtype
+    if len(array) >= 64 and len(runs) <= 4:
+        assert len(data) < 64
+
+
+@pytest.mark.parametrize("runs", [[], [1], [0, 1], [2, 1, 0, 0], [1 << 30, 1], [-1, 1], [5] * 40])
+def test_runs_that_make_no_array_are_refused(runs):
+    with pytest.raises(WireError, match="an array"):
+        unpack_plain(msgpack.packb(msgpack.ExtType(17, np.array(runs, "<i4").tobytes())))
 
 
 @settings(deadline=None)
