@@ -18,6 +18,7 @@ class ConfigError(ValueError):
 class ShapeConfig:
     """A model whose folder is not at hand, for the planner; with a folder, its config.json is read instead."""
 
+    architecture: str = ""  # the family, as config.json names it: Qwen2ForCausalLM, Qwen3ForCausalLM, …
     parameters: int = 0  # 0: counted from the dimensions
     layers: int = 0  # decoder layers
     hidden: int = 0  # width of the residual stream

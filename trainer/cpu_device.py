@@ -8,15 +8,19 @@ cause and when it may go.
 import functools
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
 
 CPU = torch.device("cpu")
+_META = torch.device("meta")
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
 _installed = False
+_placed = CPU  # where Megatron puts its tensors
 
 
 def device() -> torch.device:
@@ -34,10 +38,26 @@ def install() -> None:
     if any(name.startswith("megatron.core") for name in sys.modules):
         raise RuntimeError("megatron.core was imported before trainer.cpu_device.install(); import trainer first")
     _without_compilation()
+    # What is not installed belongs to GPUs; Megatron says so once a module. `full scope` is a default of its own.
+    warnings.filterwarnings("ignore", message=r"(Transformer Engine and )?Apex (is|are) not installed|full scope is deprecated")
     _redirect_placement()
     _redirect_random_state()
     _name_cpu_tensors_as_cuda()
     _installed = True
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Within it Megatron's tensors have shapes and no memory: a rank's share of any model can be built and looked at."""
+    global _placed
+    if not _installed:
+        raise RuntimeError("a GPU is present, and Megatron would allocate on it: set CUDA_VISIBLE_DEVICES to nothing")
+    _placed = _META
+    try:
+        with _META:
+            yield
+    finally:
+        _placed = CPU
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -55,7 +75,7 @@ def _without_compilation() -> None:
 def _redirect_placement() -> None:
     # Gradient buffers, rotary embedding, pipeline communication, tensor-parallel layers and the distributed optimizer
     # place tensors on torch.cuda.current_device(). May go when they take the device of the model's parameters.
-    _replace(torch.cuda, "current_device", lambda: CPU)
+    _replace(torch.cuda, "current_device", lambda: _placed)
     # Pipeline communication and the checkpoint writer wait for the device; the CPU has nothing to wait for.
     _replace(torch.cuda, "synchronize", lambda device=None: None)
     # Token counts in the schedules, norms in the optimizer and in clipping, what loading exchanges: all ask for "cuda".
@@ -72,7 +92,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     @functools.wraps(factory)
     def placed(*args: Any, **kwargs: Any) -> torch.Tensor:
         if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
-            kwargs["device"] = CPU
+            kwargs["device"] = _placed
         # Page-locked memory belongs to a GPU driver.
         kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
@@ -109,7 +129,7 @@ def _name_cpu_tensors_as_cuda() -> None:
         result = plain(self, *args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if isinstance(result, str) and caller.startswith("megatron.core.optimizer"):
-            return result.replace("torch.", "torch.cuda.", 1)
+            return result.replace("torch.meta.", "torch.").replace("torch.", "torch.cuda.", 1)
         return result
 
     _replace(torch.Tensor, "type", named)

@@ -5,6 +5,7 @@ up one Megatron parameter and how that parameter is cut over tensor-parallel ran
 copy. Pure data: no torch, no megatron.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -188,6 +189,12 @@ def placements(spec: ModelSpec, layout: Layout, stage: int) -> Iterator[Placemen
             # Megatron keeps a second copy of a tied embedding on the last stage.
             copy = Entry(name=family.output.name, cut=Cut.ROWS, pieces=family.embedding.pieces)
             yield _placed(copy, chunk=layout.vpp - 1, exported=False)
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """Of the whole model, a tied embedding counted once."""
+    placed = (placement for placement in placements(spec, Layout(), 0) if placement.exported)
+    return sum(math.prod(piece.sizes(spec)) for placement in placed for piece in placement.pieces)
 
 
 def _placed(entry: Entry, *, chunk: int, local: int = 0, layer: int = 0, exported: bool = True) -> Placement:

@@ -10,7 +10,6 @@ The functions are the same either way.
 """
 
 import importlib.util
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -354,6 +353,11 @@ def _allocate_adam_state(optimizer: MegatronOptimizer) -> None:
             }
 
 
-def parameter_count(chunks: list[torch.nn.Module]) -> int:
-    """Elements of the parameters that this rank holds."""
-    return sum(math.prod(parameter.shape) for chunk in chunks for parameter in chunk.parameters())
+def optimizer_bytes(optimizer: MegatronOptimizer) -> int:
+    """Of this rank's part: main weights and both moments."""
+    states = [part.optimizer.state for part in optimizer.chained_optimizers]
+    return sum(
+        parameter.nbytes + sum(values.nbytes for key, values in state.items() if key != "step")
+        for of in states
+        for parameter, state in of.items()
+    )

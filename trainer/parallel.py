@@ -1,7 +1,7 @@
 """The process groups of one training job.
 
 `initialize` starts torch.distributed (NCCL on GPUs, gloo on CPU) and Megatron's parallel state from the variables that
-torchrun sets, and returns where this process stands as a `Mesh`. `shutdown` undoes it.
+torchrun sets, and returns where this process stands as a `Mesh`. `shutdown` undoes it. `pretend` does it without other ranks.
 """
 
 import datetime
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from torch.distributed import ProcessGroup
+from torch.testing._internal.distributed.fake_pg import FakeStore  # torch has no public name for it
 
 from trainer import cpu_device
 from trainer.spec import Layout, ModelError
@@ -76,6 +77,19 @@ def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=timeout)
+    return _cut(layout, device, seed=seed, timeout_s=timeout_s)
+
+
+def pretend(layout: Layout, *, rank: int, world_size: int) -> Mesh:
+    """Stands where `rank` would stand among `world_size` ranks, alone: collectives return at once and move nothing, tensors
+    have no memory."""
+    layout.dp(world_size)
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    return _cut(layout, torch.device("meta"), seed=0, timeout_s=60)
+
+
+def _cut(layout: Layout, device: torch.device, *, seed: int, timeout_s: float) -> Mesh:
+    """Cuts the joined ranks into Megatron's groups."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,

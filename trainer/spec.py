@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.schema import TrainerConfig
+from conf.schema import ModelConfig, ShapeConfig, TrainerConfig
 
 
 class ModelError(ValueError):
@@ -157,6 +157,32 @@ def read_spec(folder: str | Path) -> ModelSpec:
         return _spec_of(config, architecture, path)
     except KeyError as error:
         raise ModelError(f"{path}: the key {error} is missing") from error
+
+
+def spec_of(model: ModelConfig) -> ModelSpec:
+    """From the model's folder if it is there, else from its shape, for what can be told without weights."""
+    return read_spec(model.path) if (Path(model.path) / "config.json").is_file() else spec_of_shape(model.shape)
+
+
+def spec_of_shape(shape: ShapeConfig) -> ModelSpec:
+    """What a shape leaves open (positions, rope, epsilon) is not part of any tensor's size."""
+    if shape.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"model.shape.architecture={shape.architecture!r}: without a model folder it must be one of {known}")
+    sizes = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")}
+    if missing := [key for key, size in {**sizes, "vocabulary": shape.vocabulary}.items() if size < 1]:
+        raise ModelError(f"model.shape.{missing[0]} is not set, and there is no model folder")
+    return ModelSpec(
+        architecture=shape.architecture,
+        vocab=shape.vocabulary,
+        max_positions=32_768,
+        rope_theta=1e6,
+        rope_scaling=None,
+        norm_eps=1e-6,
+        tied=shape.tied,
+        sliding_window=None,
+        **sizes,
+    )
 
 
 def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:

@@ -135,7 +135,10 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("rollout.engines=many", "rollout.engines: Value 'many' of type 'str' could not be converted to Integer"),
         ("data.train=file", "data.train: Invalid value assigned: str is not a ListConfig, list or tuple."),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
-        ("model=unknown", "Could not find 'model/unknown' Available options in 'model': debug folder kestrel_32b smollm2"),
+        (
+            "model=unknown",
+            "Could not find 'model/unknown' Available options in 'model': debug folder kestrel_32b qwen2_5_coder_32b qwen3_32b smollm2",
+        ),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],
 )
