@@ -137,7 +137,8 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
         (
             "model=unknown",
-            "Could not find 'model/unknown' Available options in 'model': debug folder kestrel_32b qwen2_5_coder_32b qwen3_32b smollm2",
+            "Could not find 'model/unknown' Available options in 'model': "
+            "debug folder kestrel_32b qwen2_5_coder_32b qwen3_32b smollm2",
         ),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],
