@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
@@ -11,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from trainer import attention, checkpoint, hf_weights, model, parallel
+from trainer import attention, checkpoint, hf_weights, model, packing, parallel
 from trainer.logprobs import token_logprobs
 from trainer.parallel import Layout, Mesh
 from trainer.spec import read_spec
@@ -70,18 +71,40 @@ def expected_logits(made: transformers.PreTrainedModel) -> Tensor:
         return torch.cat([made(part).logits[0] for part in parts])
 
 
+class Held(NamedTuple):
+    """Microbatch 0 as a context-parallel rank holds it, each sequence padded for the cut."""
+
+    lengths: list[int]  # of the whole sequences
+    tokens: Tensor  # i64[1, T / cp]
+    places: Tensor  # i64[T / cp], in the microbatch without padding; TOKENS for padding
+
+
+def held(number: int, cp: int, rank: int) -> Held:
+    multiple = 2 * cp if cp > 1 else 1
+    lengths = [-(-length // multiple) * multiple for length in PACKINGS[number]]
+    places = torch.full((sum(lengths),), TOKENS)
+    starts = np.cumsum([0, *lengths])
+    for start, part in zip(starts, torch.arange(TOKENS).split(PACKINGS[number]), strict=False):
+        places[start : start + len(part)] = part
+    if cp > 1:
+        places = places[torch.from_numpy(packing.held_positions(starts, cp, rank))]
+    return Held(lengths, tokens_of(number)[:, :-1][:, places.clamp(max=TOKENS - 1)], places)
+
+
 def forward_step(examples: Iterator[int], chunk: torch.nn.Module) -> tuple[Tensor, Any]:
     """For Megatron's schedule: one packed microbatch, summed cross-entropy on all tokens."""
     number = next(examples)
     tokens = tokens_of(number)
-    positions = torch.cat([torch.arange(length) for length in PACKINGS[number]])[None]
-    packed = attention.pack(PACKINGS[number], tokens.device)
-    output = model.forward(chunk, tokens[:, :-1], positions, packed)
+    cp, cp_rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    lengths, mine, _ = held(number, cp, cp_rank)
+    packed = attention.pack(lengths, tokens.device, cp=cp, cp_rank=cp_rank)
+    output = model.forward(chunk, mine, torch.zeros_like(mine), packed)  # rotary embeddings go by the lengths, not by positions
 
     def loss(hidden: Tensor, non_loss_data: bool = False) -> Any:
-        rows, weight = model.chosen_rows(chunk, hidden, torch.arange(TOKENS)), model.output_weight(chunk)
+        weight = model.output_weight(chunk)
         if non_loss_data:
-            return rows @ weight.t()
+            return model.chosen_rows(chunk, hidden, torch.arange(mine.size(1))) @ weight.t()
+        rows = model.chosen_rows(chunk, hidden, torch.arange(TOKENS))
         group = parallel_state.get_tensor_model_parallel_group()
         logprobs, _ = token_logprobs(
             rows, weight, tokens[0, 1:], temperature=1.0, vocab_size=VOCAB, vocab_start=group.rank() * len(weight), group=group
@@ -115,17 +138,19 @@ def exported(chunks: list[torch.nn.Module], spec: Any, mesh: Mesh) -> dict[str, 
 
 
 class Forward(NamedTuple):
-    logits: Tensor | None  # [TOKENS, VOCAB] on the last stage
+    logits: Tensor | None  # [TOKENS, VOCAB] on the last stage; with context parallelism zeros where another rank has the token
     weights: dict[str, Tensor]
     manifest: list[tuple[str, torch.dtype, tuple[int, ...]]]
 
 
-def forward_and_export(folder: str, layout: Layout) -> Forward:
+def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> Forward:
     """Loads the folder, computes the logits of microbatch 0, and exports the weights."""
     mesh = parallel.initialize(layout, seed=1, timeout_s=60)
     spec = read_spec(folder)
-    chunks = model.build(spec, mesh, dtype=torch.float32)
+    chunks = model.build(spec, mesh, dtype=getattr(torch, dtype))
     hf_weights.load(chunks, spec, mesh, folder)
+    if dtype == "bfloat16":
+        chunks = model.wrap(chunks)
     numbers = [0] * (layout.pp if layout.vpp > 1 else 1)
     with torch.no_grad():
         outputs = run_schedule(chunks, numbers, forward_only=True, collect_non_loss_data=True)
@@ -133,8 +158,10 @@ def forward_and_export(folder: str, layout: Layout) -> Forward:
     if mesh.is_last_stage:
         parts = [torch.empty_like(outputs[0]) for _ in range(layout.tp)]
         dist.all_gather(parts, outputs[0], group=mesh.tp_group)
-        logits = torch.cat(parts, dim=-1)[:, :VOCAB]
-    manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, torch.float32)]
+        logits = torch.zeros(TOKENS + 1, VOCAB)
+        logits[held(0, layout.cp, mesh.cp_rank).places] = torch.cat(parts, dim=-1)[:, :VOCAB].float()
+        logits = logits[:TOKENS]
+    manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, getattr(torch, dtype))]
     weights = exported(chunks, spec, mesh)
     parallel.shutdown()
     return Forward(logits, weights, manifest)
