@@ -51,15 +51,31 @@ class AlgoConfig:
     groups_per_step: int = 512  # P, prompts of an RL step
     completions_per_group: int = 8  # G, completions of each prompt
     minibatches: int = 4  # optimizer steps in an RL step
-    advantage: str = "grpo"  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean
+    advantage: str = "grpo"  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean | rloo: r - mean of the others
     advantage_eps: float = 1e-4  # added to the standard deviation (grpo)
+    overlong_buffer_fraction: float = 0.0  # the last part of max_completion_tokens, over which the reward falls (DAPO); 0: off
+    overlong_penalty: float = 1.0  # … by so much, for a completion of max_completion_tokens
+    policy_loss: str = (
+        "ppo"  # ppo: a clipped ratio a token | gspo: a sequence | cispo: clipped, but every token keeps its gradient
+    )
     clip_low: float = 0.2  # the ratio current/old is clipped below 1 - clip_low
     clip_high: float = 0.2  # … and above 1 + clip_high
-    behaviour_correction: str = "truncate"  # none | truncate | mask: exp(old - behaviour) above the cap
+    dual_clip: float = 0.0  # c above 1: where the advantage is negative, the loss is at most -c x advantage (ppo); 0: off
+    behaviour_correction: str = (
+        "truncate"  # none | truncate: exp(old - behaviour), at most the cap | mask: 0 outside of floor and cap
+    )
+    behaviour_level: str = "token"  # token | sequence: product over the sequence | geometric: its geometric mean
     behaviour_cap: float = 2.0  # of the weight exp(old - behaviour)
+    behaviour_floor: float = 0.0  # mask: a smaller weight is 0 too
     kl_coef: float = 0.0  # beta of KL(current || reference); 0 needs no reference pass
-    kl_estimator: str = "k3"  # k1 | k2 | k3
-    loss_normalisation: str = "token"  # token: mean over the minibatch's tokens | sequence: mean of the trajectories' means
+    kl_estimator: str = "k3"  # k1 (in the reward only) | k2 | k3
+    kl_in: str = "loss"  # loss | reward: beta x the trajectory's KL(old || reference) is taken off its reward
+    entropy_coef: float = 0.0  # bonus for the mean entropy of the policy at the sampled tokens
+    loss_normalisation: str = (
+        "token"  # token: mean of the minibatch's tokens | sequence: mean of trajectories' means | constant: sum / longest
+    )
+    ess_floor: float = 0.1  # effective sample size of the behaviour weights, as a share of the tokens …
+    ess_patience_steps: int = 3  # … that ends the run when it stays below for so many steps
     drop_no_signal: bool = False  # groups whose rewards are all equal are dropped and replaced (DAPO's dynamic sampling)
     max_drops_per_step: int = 4096  # more drops than this between two takes end the run: the data is too easy or too hard
 
@@ -194,10 +210,13 @@ class RunConfig:
 CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.prepare": ("", "debug", "smollm2"),
-    "algo.advantage": ("grpo", "dr_grpo"),
+    "algo.advantage": ("grpo", "dr_grpo", "rloo"),
+    "algo.policy_loss": ("ppo", "gspo", "cispo"),
+    "algo.behaviour_level": ("token", "sequence", "geometric"),
+    "algo.kl_in": ("loss", "reward"),
     "algo.behaviour_correction": ("none", "truncate", "mask"),
     "algo.kl_estimator": ("k1", "k2", "k3"),
-    "algo.loss_normalisation": ("token", "sequence"),
+    "algo.loss_normalisation": ("token", "sequence", "constant"),
     "trainer.lr_schedule": ("constant", "cosine"),
     "trainer.recompute": ("none", "selective", "full"),
     "reward.credit": ("all", "fraction"),
@@ -206,7 +225,8 @@ CHOICES = {
     "cluster.container_runtime": ("pyxis", "apptainer"),
 }
 AT_LEAST_ONE = (
-    "algo.groups_per_step", "algo.minibatches", "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
+    "algo.groups_per_step", "algo.minibatches", "algo.ess_patience_steps",
+    "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
     "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
     "trainer.cp", "trainer.vpp",
     "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
@@ -215,7 +235,8 @@ AT_LEAST_ONE = (
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
-    "algo.clip_low", "algo.clip_high", "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
+    "algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
+    "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
     "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
     "cluster.worker_restarts", "cluster.trainer_restarts", "cluster.requeues", "trainer.min_lr_fraction",
 )  # fmt: skip
@@ -228,12 +249,17 @@ POSITIVE = (
     "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",
     "plan.compute_fraction", "plan.bandwidth_fraction",
 )  # fmt: skip
-FINITE = (*POSITIVE, "algo.kl_coef", "trainer.weight_decay")
+FINITE = (
+    *POSITIVE, "algo.kl_coef", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
+    "algo.clip_high", "trainer.weight_decay",
+)  # fmt: skip
 WITHIN = {  # at least, below
     "trainer.adam_beta1": (0.0, 1.0),
     "trainer.adam_beta2": (0.0, 1.0),
     "trainer.min_lr_fraction": (0.0, 1.000001),
     "algo.clip_low": (0.0, 1.000001),
+    "algo.overlong_buffer_fraction": (0.0, 1.0),
+    "algo.ess_floor": (0.0, 1.0),
     "algo.max_drops_per_step": (0, 2**31),
     "trainer.seed": (0, 2**31),
     "data.seed": (0, 2**31),
@@ -265,6 +291,7 @@ def check(config: RunConfig) -> None:
             raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
     _check_algorithm(config)
     _check_layout(config)
+    _check_objective(config.algo)
     _check_lengths(config)
     _check_deadlines(config)
 
@@ -312,10 +339,6 @@ def _check_algorithm(config: RunConfig) -> None:
             f"trainer.warmup_steps={config.trainer.warmup_steps} must be below the run's {updates} optimizer steps "
             f"(trainer.steps x algo.minibatches)"
         )
-    if algo.kl_coef > 0 and algo.kl_estimator == "k1":
-        raise ConfigError(
-            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it regularises nothing: choose k2 or k3"
-        )
     if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
         raise ConfigError(
             "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
@@ -331,6 +354,45 @@ def _check_layout(config: RunConfig) -> None:
         raise ConfigError(f"trainer.vpp={trainer.vpp} needs trainer.pp above 1: it interleaves the chunks of pipeline stages")
     if trainer.overlap_param_gather and not trainer.overlap_grad_reduce:
         raise ConfigError("trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both go by the same buckets")
+
+
+def _check_objective(algo: AlgoConfig) -> None:
+    """Pairs of settings of which one would silently do nothing, or harm."""
+    for refused, message in (
+        (
+            algo.kl_coef > 0 and algo.kl_in == "loss" and algo.kl_estimator == "k1",
+            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it regularises nothing: choose k2 or k3, or "
+            "algo.kl_in=reward",
+        ),
+        (
+            algo.kl_in == "reward" and algo.kl_coef == 0,
+            "algo.kl_in=reward does nothing at algo.kl_coef=0: set a coefficient, or algo.kl_in=loss",
+        ),
+        (
+            0 < algo.dual_clip <= 1,
+            f"algo.dual_clip={algo.dual_clip}: must be above 1, or every token of negative advantage is clipped; 0 turns it off",
+        ),
+        (
+            algo.dual_clip > 0 and algo.policy_loss != "ppo",
+            f"algo.dual_clip={algo.dual_clip} belongs to algo.policy_loss=ppo; {algo.policy_loss} has no use for it, set it to 0",
+        ),
+        (
+            algo.behaviour_floor > 0 and algo.behaviour_correction != "mask",
+            f"algo.behaviour_floor={algo.behaviour_floor} is read by algo.behaviour_correction=mask alone: choose mask, or set "
+            "the floor to 0",
+        ),
+        (
+            algo.behaviour_floor >= algo.behaviour_cap,
+            f"algo.behaviour_floor={algo.behaviour_floor} must be below algo.behaviour_cap={algo.behaviour_cap}",
+        ),
+        (
+            algo.policy_loss == "gspo" and algo.behaviour_correction != "none" and algo.behaviour_level == "token",
+            "algo.policy_loss=gspo has one ratio a sequence, which weights of single tokens would bend: set "
+            "algo.behaviour_level=geometric or sequence",
+        ),
+    ):
+        if refused:
+            raise ConfigError(message)
 
 
 def _check_deadlines(config: RunConfig) -> None:

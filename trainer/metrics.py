@@ -1,6 +1,9 @@
-"""Means over a step's tokens, and the files that the figures of a run go to: `metrics.jsonl`, TensorBoard, W&B when asked."""
+"""What a step's tokens come to, over all ranks, and the files that the figures of a run go to: `metrics.jsonl`, TensorBoard, and
+W&B when asked.
+"""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,7 +18,10 @@ from trainer.parallel import Mesh
 
 TOKEN_FIGURES = (
     "behaviour/weight_mean",
+    "clip/dual_fraction",
     "clip/fraction",
+    "clip/high_fraction",
+    "clip/low_fraction",
     "entropy/mean",
     "kl/reference",
     "loss/policy",
@@ -23,28 +29,69 @@ TOKEN_FIGURES = (
     "mismatch/abs_logprob",
     "mismatch/same_version_abs_logprob",
 )
-"""Every figure that is a mean over sampled tokens: fixed, since all ranks must reduce the same vector."""
+"""Every figure that is a mean over sampled tokens, beside the mismatch of each lag: fixed, since all ranks must reduce the same
+vector."""
 
 
-class TokenMeans:
-    """Sums and counts on the ranks that see log-probs; `reduce` makes them means, the same on every rank."""
+class TokenFigures:
+    """What a step's tokens come to: summed on the ranks that see log-probs, `reduce` gives the same on every rank.
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._sums = torch.zeros(len(TOKEN_FIGURES), 2, dtype=torch.float64)
+    The raw behaviour weights also tell how many tokens they leave (effective sample size) and how large they get.
+    """
+
+    BINS, WIDEST_LOG = 4000, 20.0  # of the weights' histogram: from e^-20 to e^20, a bin 1% wide
+
+    def __init__(self, mesh: Mesh, *, max_lag: int) -> None:
+        """max_lag: the largest that is told apart, in versions."""
+        self._is_counted = mesh.tp_rank == 0  # the tensor-parallel ranks see the same tokens
+        self._names = TOKEN_FIGURES + tuple(mismatch_figure(lag) for lag in range(1, max_lag + 1))
+        self._sums = torch.zeros(len(self._names), 2, dtype=torch.float64, device=mesh.device)
+        self._weights = torch.zeros(3, dtype=torch.float64, device=mesh.device)  # count, sum, sum of squares
+        self._histogram = torch.zeros(self.BINS, dtype=torch.float64, device=mesh.device)
+        self._largest = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def add(self, name: str, values: Tensor) -> None:
-        """values [m]: one a token."""
-        if self._mesh.tp_rank == 0:  # the tensor-parallel ranks see the same tokens
-            row = TOKEN_FIGURES.index(name)
-            self._sums[row, 0] += values.double().sum().item()
-            self._sums[row, 1] += values.numel()
+        """values [m]: one a token. The device is not waited for."""
+        if self._is_counted:
+            row = self._sums[self._names.index(name)]
+            row[0] += values.sum(dtype=torch.float64)
+            row[1] += values.numel()
+
+    def add_weights(self, weights: Tensor) -> None:
+        """weights [m]: the raw behaviour weight of each token, between e^-20 and e^20."""
+        if self._is_counted and len(weights):
+            exact = weights.double()
+            self._weights += torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()])
+            places = ((exact.log() / self.WIDEST_LOG + 1) / 2 * self.BINS).long().clamp(0, self.BINS - 1)
+            self._histogram.index_add_(0, places, torch.ones_like(exact))
+            self._largest = torch.maximum(self._largest, exact.max())
 
     def reduce(self) -> dict[str, float]:
         """Figures that had no token are left out. Collective over all ranks."""
-        sums = self._sums.to(self._mesh.device)
-        dist.all_reduce(sums)
-        return {name: total / count for name, (total, count) in zip(TOKEN_FIGURES, sums.tolist(), strict=True) if count}
+        for tensor in (self._sums, self._weights, self._histogram):
+            dist.all_reduce(tensor)
+        dist.all_reduce(self._largest, op=dist.ReduceOp.MAX)
+        means = {name: total / count for name, (total, count) in zip(self._names, self._sums.tolist(), strict=True) if count}
+        return means | self._weight_figures()
+
+    def _weight_figures(self) -> dict[str, float]:
+        """behaviour/ess_fraction = (sum w)^2 / (n sum w^2); behaviour/weight_p99, to 1%; behaviour/weight_max."""
+        count, total, squares = self._weights.tolist()
+        if not count:
+            return {}
+        place = int((self._histogram.cumsum(0) < 0.99 * count).sum())
+        upper_edge = math.exp(((place + 1) / self.BINS * 2 - 1) * self.WIDEST_LOG)
+        largest = self._largest.item()
+        return {
+            "behaviour/ess_fraction": total**2 / (count * squares),
+            "behaviour/weight_p99": min(largest, upper_edge),
+            "behaviour/weight_max": largest,
+        }
+
+
+def mismatch_figure(lag: int) -> str:
+    """The name of the mean |old - behaviour| of tokens that were sampled `lag` versions ago."""
+    return "mismatch/same_version_abs_logprob" if lag == 0 else f"mismatch/lag_{lag}_abs_logprob"
 
 
 class MetricsWriter:

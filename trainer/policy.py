@@ -1,13 +1,15 @@
 """The policy under training: Megatron's modules, and the three things that are done with them.
 
 `logprobs` runs forward only (old and reference policies), `update` trains on one minibatch, `reference_weights` swaps the frozen
-reference in. Each goes through Megatron's pipeline schedule, so every rank of the job calls them together.
+reference in. Neither of the first two lets a number that is not finite come as far as the optimizer. Each goes through Megatron's
+pipeline schedule, so every rank of the job calls them together.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from math import isfinite
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,29 +19,16 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from conf.schema import RunConfig
-from rollout.types import F32
 from trainer import attention, hf_weights, model
 from trainer.checkpoint import TrainingState
+from trainer.health import FiniteCheck, TrainingError
 from trainer.logprobs import token_logprobs
-from trainer.metrics import TokenMeans
+from trainer.metrics import TokenFigures
 from trainer.objective import Objective, token_losses
 from trainer.packing import Microbatch
 from trainer.parallel import Mesh
+from trainer.signal import Signal
 from trainer.spec import ModelSpec, read_spec
-
-
-class TrainingError(RuntimeError):
-    """Training went wrong in a way that more steps will not mend."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
-    """A microbatch on the device, with the log-probs that its loss needs."""
-
-    microbatch: Microbatch
-    advantages: F32 | None = None  # [m], where it is trained on
-    old: Tensor | None = None  # [m], on the last stage
-    reference: Tensor | None = None  # [m], on the last stage, where a KL is asked for
 
 
 class Policy:
@@ -71,26 +60,67 @@ class Policy:
         """What a checkpoint saves and restores."""
         return TrainingState(chunks=self.chunks, optimizer=self.optimizer, scheduler=self.scheduler, mesh=self.mesh)
 
-    def logprobs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient."""
-        with torch.no_grad():
-            return self._run([Example(microbatch=m) for m in microbatches], self._collect_logprobs, forward_only=True)
+    def logprobs(self, microbatches: Sequence[Microbatch], quantity: str) -> list[Tensor]:
+        """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient.
 
-    def update(self, examples: Sequence[Example], means: TokenMeans) -> tuple[float, float]:
-        """One optimizer step on this rank's examples of a minibatch. Returns the gradient's norm and the learning rate.
-
-        Raises TrainingError when the gradient is not finite.
+        Raises NonFinite, which names the `quantity` (health.QUANTITIES).
         """
+
+        def collect(number: int, chunk: torch.nn.Module, hidden: Tensor, non_loss_data: bool) -> Tensor:
+            return self._token_logprobs(chunk, microbatches[number], hidden)[0]
+
+        with torch.no_grad():
+            found: list[Tensor] = self._run(microbatches, collect, forward_only=True)
+        finite = FiniteCheck(self.mesh)
+        for number, logprobs in enumerate(found):
+            finite.note(number, quantity, logprobs)
+        finite.verify()
+        return found
+
+    def update(self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures) -> tuple[float, float]:
+        """One optimizer step on this rank's microbatches of a minibatch. Returns the gradient's norm and the learning rate.
+
+        signals: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
+        """
+        finite = FiniteCheck(self.mesh)
+        self._zero_gradients()
+        self._run(microbatches, partial(self._loss, microbatches, signals, figures, finite), forward_only=False)
+        finite.verify()
+        self.optimizer.prepare_grads()
+        if not isfinite(self.optimizer.get_grad_norm()):
+            self._find_bad_gradient(microbatches, signals, figures)
+        _, norm, _ = self.optimizer.step()
+        self.scheduler.step(increment=1)
+        return float(norm), self.optimizer.param_groups[0]["lr"]
+
+    def _zero_gradients(self) -> None:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        self._run(examples, partial(self._loss, means=means), forward_only=False)
-        succeeded, grad_norm, _ = self.optimizer.step()
-        norm = float(grad_norm or 0.0)
-        if not succeeded or norm != norm or norm == float("inf"):
-            raise TrainingError(f"the gradient is not finite (norm {norm}); the weights of the last checkpoint are unharmed")
-        self.scheduler.step(increment=1)
-        return norm, self.optimizer.param_groups[0]["lr"]
+
+    def _find_bad_gradient(
+        self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures
+    ) -> NoReturn:
+        """Runs one microbatch after another, without reduction over ranks, to say which one's gradient is not finite."""
+        config, finite = get_model_config(self.chunks[0]), FiniteCheck(self.mesh)
+        # The run ends here, so nothing of this is put back.
+        config.finalize_model_grads_func, config.no_sync_func, config.grad_sync_func = None, nullcontext, None
+        with ExitStack() as unreduced:
+            for chunk in self.chunks:
+                unreduced.enter_context(chunk.no_sync())
+            for number in range(len(microbatches)):
+                self._zero_gradients()
+                # The interleaved schedule takes a multiple of the stages.
+                again = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
+                one, its = [microbatches[number]] * again, list(signals[number : number + 1]) * again
+                self._run(one, partial(self._loss, one, its, figures, FiniteCheck(self.mesh)), forward_only=False)
+                for chunk in self.chunks:
+                    for buffer in chunk.buffers:
+                        finite.note(number, "gradient", buffer.grad_data)
+        # Each is finite, the sum of their squares is not.
+        finite.note(len(microbatches) - 1, "gradient norm", torch.tensor(torch.inf, device=self.mesh.device))
+        finite.verify()
+        raise AssertionError("unreachable: infinity was noted")
 
     def gather_parameters(self) -> None:
         """After the last update of a step: with `trainer.overlap_param_gather` a rank has only its part of the new weights."""
@@ -119,59 +149,66 @@ class Policy:
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
 
-    def _run(self, examples: Sequence[Example], on_hidden, forward_only: bool) -> list:
-        def forward_step(examples_left: Iterator[Example], chunk: torch.nn.Module):
-            example = next(examples_left)
-            microbatch, device = example.microbatch, self.mesh.device
-            layout = self.mesh.layout
+    def _run(self, microbatches: Sequence[Microbatch], on_hidden: Callable[..., Any], *, forward_only: bool) -> list:
+        """Megatron's schedule; on the last stage `on_hidden(number, chunk, hidden)` ends the forward pass of each microbatch."""
+
+        def forward_step(left: Iterator[tuple[int, Microbatch]], chunk: torch.nn.Module):
+            number, microbatch = next(left)
+            device, layout = self.mesh.device, self.mesh.layout
             packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device, cp=layout.cp, cp_rank=self.mesh.cp_rank)
             tokens = torch.from_numpy(microbatch.tokens)[None].to(device)
             positions = torch.from_numpy(microbatch.positions)[None].to(device)
-            return model.forward(chunk, tokens, positions, packed), partial(on_hidden, chunk, example)
+            return model.forward(chunk, tokens, positions, packed), partial(on_hidden, number, chunk)
 
         return self._schedule(
             forward_step_func=forward_step,
-            data_iterator=[iter(examples) for _ in self.chunks],
+            data_iterator=[iter(enumerate(microbatches)) for _ in self.chunks],
             model=self.chunks,
-            num_microbatches=len(examples),
-            seq_length=len(examples[0].microbatch.tokens),  # not read: each microbatch has its own
+            num_microbatches=len(microbatches),
+            seq_length=len(microbatches[0].tokens),  # not read: each microbatch has its own
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
 
-    def _token_logprobs(self, chunk: torch.nn.Module, example: Example, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _token_logprobs(self, chunk: torch.nn.Module, microbatch: Microbatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         device, weight = self.mesh.device, model.output_weight(chunk)
         return token_logprobs(
-            model.chosen_rows(chunk, hidden, torch.from_numpy(example.microbatch.rows).to(device)),
+            model.chosen_rows(chunk, hidden, torch.from_numpy(microbatch.rows).to(device)),
             weight,
-            torch.from_numpy(example.microbatch.targets).to(device),
+            torch.from_numpy(microbatch.targets).to(device),
             temperature=self._temperature,
             vocab_size=self.spec.vocab,
             vocab_start=self.mesh.tp_rank * len(weight),
             group=self.mesh.tp_group,
         )
 
-    def _collect_logprobs(self, chunk: torch.nn.Module, example: Example, hidden: Tensor, non_loss_data: bool) -> Tensor:
-        return self._token_logprobs(chunk, example, hidden)[0]
-
     def _loss(
-        self, chunk: torch.nn.Module, example: Example, hidden: Tensor, *, means: TokenMeans
+        self,
+        microbatches: Sequence[Microbatch],
+        signals: Sequence[Signal],
+        figures: TokenFigures,
+        finite: FiniteCheck,
+        number: int,
+        chunk: torch.nn.Module,
+        hidden: Tensor,
     ) -> tuple[Tensor, Tensor, dict]:
-        microbatch, device = example.microbatch, self.mesh.device
-        current, entropies = self._token_logprobs(chunk, example, hidden)
-        assert example.old is not None and example.advantages is not None
-        losses, figures = token_losses(
+        microbatch, signal, device = microbatches[number], signals[number], self.mesh.device
+        current, entropies = self._token_logprobs(chunk, microbatch, hidden)
+        losses, of_tokens = token_losses(
             self._objective,
             current=current,
-            old=example.old,
-            behaviour=torch.from_numpy(microbatch.behaviour_logprobs).to(device),
-            advantages=torch.from_numpy(example.advantages).to(device),
-            reference=example.reference,
+            entropies=entropies,
+            old=signal.old,
+            weights=signal.behaviour_weights,
+            advantages=signal.advantages,
+            reference=signal.reference,
+            sequences=signal.sequences,
         )
-        for name, values in figures.items():
-            means.add(name, values)
-        means.add("entropy/mean", entropies.detach())
+        for quantity, values in (("current log-prob", current), ("entropy", entropies), ("loss", losses)):
+            finite.note(number, quantity, values.detach())
+        for name, values in of_tokens.items():
+            figures.add(name, values)
         weights = torch.from_numpy(microbatch.weights).to(device)
         tokens = torch.tensor(microbatch.sampled_tokens, dtype=torch.int, device=device)
         return (losses * weights).sum(), tokens, {}
@@ -208,12 +245,13 @@ def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
         spec=spec,
         mesh=mesh,
         objective=Objective(
+            policy_loss=algo.policy_loss,
             clip_low=algo.clip_low,
             clip_high=algo.clip_high,
-            behaviour_correction=algo.behaviour_correction,
-            behaviour_cap=algo.behaviour_cap,
-            kl_coef=algo.kl_coef,
+            dual_clip=algo.dual_clip,
+            kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
             kl_estimator=algo.kl_estimator,
+            entropy_coef=algo.entropy_coef,
         ),
         temperature=config.rollout.temperature,
     )

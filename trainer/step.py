@@ -1,7 +1,8 @@
 """One RL step: a batch in, better weights and the step's figures out.
 
-batch -> advantages by group -> minibatches of packed microbatches
+batch -> minibatches of packed microbatches
       -> old log-probs (forward) -> reference log-probs (forward, reference weights swapped in)
+      -> behaviour weights, advantages by group
       -> for each minibatch: forward, backward, optimizer step
 """
 
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from conf.schema import RunConfig
-from rollout.types import F32, Batch
-from trainer.advantages import group_advantages, loss_weights
+from rollout.types import Batch
+from trainer.advantages import loss_weights
 from trainer.balance import Capacity, CostModel
-from trainer.metrics import TokenMeans
+from trainer.health import NonFinite, TrainingError, describe
+from trainer.metrics import TokenFigures, mismatch_figure
 from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
-from trainer.policy import Example, Policy, TrainingError
+from trainer.policy import Policy
+from trainer.signal import make_signals
 from trainer.spec import Layout, ModelSpec
 
 Figures = dict[str, float]
@@ -47,27 +50,29 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
         mine = [m.microbatches(mesh.dp_rank, cp=mesh.layout.cp, cp_rank=mesh.cp_rank) for m in minibatches]
     everything = [microbatch for minibatch in mine for microbatch in minibatch]
 
-    with watch("time/old_logprob_s"):
-        old = policy.logprobs(everything)
+    with watch("time/old_logprob_s"), explained(batch, everything, "the old log-probs"):
+        old = policy.logprobs(everything, "old log-prob")
     reference: list[Tensor] = []
     if config.algo.kl_coef > 0:
-        with watch("time/ref_logprob_s"), policy.reference_weights():
-            reference = policy.logprobs(everything)
+        with watch("time/ref_logprob_s"), policy.reference_weights(), explained(batch, everything, "the reference log-probs"):
+            reference = policy.logprobs(everything, "reference log-prob")
 
-    advantages = batch_advantages(batch, config)
-    means = TokenMeans(policy.mesh)
-    measure_mismatch(everything, old, batch.step, means)
-    norms, learning_rate = [], 0.0
+    figures = TokenFigures(policy.mesh, max_lag=config.rollout.max_staleness)
+    measure_mismatch(everything, old, batch.step, figures)
+    signals = make_signals(batch, everything, old, reference, config, policy.mesh, figures)
+    norms, learning_rate, done = [], 0.0, 0
     with watch("time/train_s"):
-        examples = iter(as_examples(everything, advantages, old, reference))
-        for minibatch in mine:
-            norm, learning_rate = policy.update([next(examples) for _ in minibatch], means)
+        for number, minibatch in enumerate(mine):
+            with explained(batch, minibatch, f"minibatch {number} of {len(mine)}"):
+                norm, learning_rate = policy.update(minibatch, signals[done : done + len(minibatch)], figures)
             norms.append(norm)
+            done += len(minibatch)
         policy.gather_parameters()
     return (
-        means.reduce()
+        figures.reduce()
         | {
             "grad_norm": float(np.mean(norms)),
+            "grad_norm_max": max(norms),
             "learning_rate": learning_rate,
         }
         | packing_figures(minibatches)
@@ -81,7 +86,7 @@ def pack(batch: Batch, config: RunConfig, spec: ModelSpec, layout: Layout, dp: i
     return [
         pack_minibatch(
             [trajectories[i] for i in part],
-            loss_weights(sampled[part], config.algo.loss_normalisation),
+            loss_weights(sampled[part], config.algo.loss_normalisation, config.rollout.max_completion_tokens),
             part,
             capacity=Capacity.of(layout, config.trainer.tokens_per_microbatch),
             dp=dp,
@@ -103,12 +108,6 @@ def packing_figures(minibatches: Sequence[Minibatch]) -> Figures:
     }
 
 
-def batch_advantages(batch: Batch, config: RunConfig) -> F32:
-    """The advantage of each of the batch's trajectories, [n]."""
-    algo = config.algo
-    return np.concatenate([group_advantages(g.rewards, algo.advantage, algo.advantage_eps) for g in batch.groups])
-
-
 def check_staleness(batch: Batch, max_staleness: int) -> None:
     """The ledger's law, checked once more where it matters. Raises TrainingError."""
     for group in batch.groups:
@@ -119,23 +118,23 @@ def check_staleness(batch: Batch, max_staleness: int) -> None:
             )
 
 
-def as_examples(
-    microbatches: Sequence[Microbatch], advantages: F32, old: Sequence[Tensor], reference: Sequence[Tensor]
-) -> list[Example]:
-    """Puts each microbatch beside its log-probs; the earlier pipeline stages have none. advantages: of the whole batch, [n]."""
-    nothing = [None] * len(microbatches)
-    return [
-        Example(microbatch=m, advantages=advantages[m.trajectories][m.sequences], old=o, reference=r)
-        for m, o, r in zip(microbatches, old or nothing, reference or nothing, strict=True)
-    ]
+@contextmanager
+def explained(batch: Batch, microbatches: Sequence[Microbatch], part: str) -> Iterator[None]:
+    """Says of a quantity that is not finite which trajectories it comes from."""
+    try:
+        yield
+    except NonFinite as found:
+        raise TrainingError(describe(found, batch, microbatches, part)) from found
 
 
-def measure_mismatch(microbatches: Sequence[Microbatch], old: Sequence[Tensor], version: int, means: TokenMeans) -> None:
-    """|old - behaviour| a token: staleness and engine mismatch together, and engine mismatch alone where versions agree."""
+def measure_mismatch(microbatches: Sequence[Microbatch], old: Sequence[Tensor], version: int, figures: TokenFigures) -> None:
+    """|old - behaviour| a token: staleness and engine mismatch together, and by lag; at lag 0 it is engine mismatch alone."""
     for microbatch, logprobs in zip(microbatches, old, strict=False):
-        difference = (logprobs.cpu() - torch.from_numpy(microbatch.behaviour_logprobs)).abs()
-        means.add("mismatch/abs_logprob", difference)
-        means.add("mismatch/same_version_abs_logprob", difference[torch.from_numpy(microbatch.versions == version)])
+        difference = (logprobs - torch.from_numpy(microbatch.behaviour_logprobs).to(logprobs.device)).abs()
+        figures.add("mismatch/abs_logprob", difference)
+        lags = version - microbatch.versions
+        for lag in np.unique(lags).tolist():
+            figures.add(mismatch_figure(lag), difference[torch.from_numpy(lags == lag).to(difference.device)])
 
 
 def batch_figures(batch: Batch) -> Figures:
