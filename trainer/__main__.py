@@ -17,8 +17,9 @@ from rollout.keys import KeysError, RunKeys
 from trainer import checkpoint, hf_weights, parallel
 from trainer.control import Control, LeaderFailed
 from trainer.feed import Feed
+from trainer.health import Divergence, TrainingError
 from trainer.metrics import MetricsWriter
-from trainer.policy import TrainingError, load_policy
+from trainer.policy import load_policy
 from trainer.push import Pusher
 from trainer.spec import ModelError, layout_of
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
@@ -52,6 +53,7 @@ class Trainer:
             deadline_s=trainer.push_s,
             engine_api_key=keys.engine_api_key,
         )
+        self.divergence = Divergence(ess_floor=config.algo.ess_floor, patience_steps=config.algo.ess_patience_steps)
         version = self.resume()
         self.feed = Feed(self.control, self.queue, pusher, version=version)
         self.metrics = MetricsWriter(run_dir, config, version=version) if self.control.is_leader else None
@@ -75,6 +77,7 @@ class Trainer:
             with watch("time/wait_batch_s"):
                 batch = self.feed.take()
             figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
+            self.divergence.check(figures)  # before the weights go out
             with watch("time/push_s"):
                 push = self.feed.advance()
         figures |= watch.seconds | {"push/bytes": push.bytes, "push/pause_s": push.pause_s, "push/engines": len(push.engines)}
