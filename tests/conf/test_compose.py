@@ -39,6 +39,17 @@ def test_every_experiment_composes_and_passes_the_checks(experiment: str) -> Non
     composed(f"experiment={experiment}")
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"])
+def test_every_algorithm_can_be_named_beside_every_experiment(algorithm: str, experiment: str) -> None:
+    words = [f"experiment={experiment}", f"algo={algorithm}"]
+    check_presets(words, compose("config", overrides=["name=test", *words]))
+    config = composed(*words)
+    assert config.algo.groups_per_step == composed(f"experiment={experiment}").algo.groups_per_step
+    preset = yaml.safe_load((CONF / "algo" / f"{algorithm}.yaml").read_text())
+    assert {key: getattr(config.algo, key) for key in preset} == preset
+
+
 def test_command_line_wins_over_the_experiment() -> None:
     assert composed("experiment=debug").trainer.steps == 50
     assert composed("experiment=debug", "trainer.steps=7").trainer.steps == 7

@@ -93,11 +93,46 @@ def test_without_staleness_no_correction_is_needed() -> None:
     check(config)
 
 
-def test_k1_in_the_loss_is_refused_since_it_regularises_nothing() -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl_estimator": "k1", "kl_coef": 0.1}, "kl_estimator=k1 in the loss has a gradient of zero"),
+        ({"kl_in": "reward"}, "kl_in=reward does nothing at algo.kl_coef=0"),
+        ({"dual_clip": 1.0}, "dual_clip=1.0: must be above 1"),
+        ({"dual_clip": 3.0, "policy_loss": "cispo"}, "dual_clip=3.0 belongs to algo.policy_loss=ppo"),
+        (
+            {"dual_clip": 3.0, "policy_loss": "gspo", "behaviour_level": "geometric"},
+            "dual_clip=3.0 belongs to algo.policy_loss=ppo",
+        ),
+        ({"behaviour_floor": 0.5}, "behaviour_floor=0.5 is read by algo.behaviour_correction=mask alone"),
+        ({"behaviour_floor": 2.0, "behaviour_correction": "mask"}, "behaviour_floor=2.0 must be below algo.behaviour_cap=2.0"),
+        ({"policy_loss": "gspo"}, "set algo.behaviour_level=geometric or sequence"),
+        ({"overlong_buffer_fraction": 1.0}, "overlong_buffer_fraction=1.0: must be at least 0 and below 1"),
+        ({"entropy_coef": float("inf")}, "entropy_coef=inf: must be a finite number"),
+    ],
+)
+def test_objectives_that_would_do_nothing_or_harm_are_refused(settings: dict[str, object], message: str) -> None:
     config = changed("trainer.tokens_per_microbatch", 18_432)
-    config.algo.kl_estimator, config.algo.kl_coef = "k1", 0.1
-    with pytest.raises(ConfigError, match="kl_estimator=k1"):
+    for key, value in settings.items():
+        setattr(config.algo, key, value)
+    with pytest.raises(ConfigError, match=message):
         check(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kl_in": "reward", "kl_estimator": "k1", "kl_coef": 0.1},
+        {"policy_loss": "gspo", "behaviour_level": "sequence"},
+        {"behaviour_correction": "mask", "behaviour_floor": 0.5},
+        {"dual_clip": 3.0},
+    ],
+)
+def test_objectives_that_belong_together_are_taken(settings: dict[str, object]) -> None:
+    config = changed("trainer.tokens_per_microbatch", 18_432)
+    for key, value in settings.items():
+        setattr(config.algo, key, value)
+    check(config)
 
 
 def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
