@@ -2,6 +2,7 @@
 
     python -m launch.plan.note docs/kestrel_256.md            runs the commands of `launch.plan` and rewrites their blocks
     python -m launch.plan.note docs/kestrel_256.md --all      those of other modules too, which may take minutes
+    python -m launch.plan.note docs/kestrel_256.md --only systems   those alone whose command holds this word
     python -m launch.plan.note docs/kestrel_256.md --check    changes nothing; exit code 1 if a block is out of date
 
 A block is fenced as `console`, its first line is `$ python -m module arguments`. `stray_numbers` finds what the prose says and
@@ -12,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -38,14 +40,14 @@ def output_of(module: str, arguments: str) -> str:
     return done.stdout.rstrip("\n")
 
 
-def renewed(note: str, wanted: Callable[[str], bool] = lambda module: module == OURS) -> str:
-    """The note with the blocks of the wanted modules made anew."""
+def renewed(note: str, wanted: Callable[[str], bool] = lambda command: f"-m {OURS} " in command) -> str:
+    """The note with the blocks of the wanted commands made anew."""
 
     def block(found: re.Match[str]) -> str:
         module, arguments = found[1], found[2]
-        if not wanted(module):
-            return found[0]
         command = f"python -m {module} {arguments}".rstrip()
+        if not wanted(command):
+            return found[0]
         return f"```console\n$ {command}\n{output_of(module, arguments)}\n```"
 
     return BLOCK.sub(block, note)
@@ -69,17 +71,27 @@ def _spaced(text: str) -> str:
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    before = path.read_text()
-    after = renewed(before, (lambda module: True) if "--all" in sys.argv else (lambda module: module == OURS))
-    for stray in stray_numbers(after):
-        print(f"{path}: no command beside it prints {stray}")
-    if "--check" not in sys.argv:
-        path.write_text(after)
+    parser = ArgumentParser(prog="python -m launch.plan.note", description="Keeps a design note current.")
+    parser.add_argument("path", type=Path)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="commands of other modules too")
+    which.add_argument("--only", metavar="WORD", help="commands that hold this word")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if out of date")
+    asked = parser.parse_args()
+    before = asked.path.read_text()
+    if asked.only or asked.all:
+        after = renewed(before, lambda command: (asked.only or "") in command)
+    else:
+        after = renewed(before)
+    stray = stray_numbers(after)
+    for number in stray:
+        print(f"{asked.path}: no command beside it prints {number}")
+    if not asked.check:
+        asked.path.write_text(after)
         return 0
     if before != after:
-        print(f"{path}: out of date; python -m launch.plan.note {path}")
-    return int(before != after or bool(stray_numbers(after)))
+        print(f"{asked.path}: out of date; python -m launch.plan.note {asked.path}")
+    return int(before != after or bool(stray))
 
 
 if __name__ == "__main__":

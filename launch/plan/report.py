@@ -309,9 +309,10 @@ def configured(study: Study) -> str:
     rows = []
     for name, plan in study.configured.items():
         best = study.best[name]
+        slower = f"{plan.step_s / best.step_s - 1:+.0%}" if str(plan) != str(best) else "the best"
         rows.append((
             name, str(plan), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}", f"{plan.step_s:.1f}",
-            f"{plan.hours:.1f}", f"{plan.step_s / best.step_s - 1:+.0%} of the best: {plan.limit}",
+            f"{plan.hours:.1f}", f"{slower}: {plan.limit}",
         ))  # fmt: skip
     return table(("as configured", "", "train s", "gen s", "step s", "hours", "limited by"), rows, left=2)
 

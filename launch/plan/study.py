@@ -65,7 +65,7 @@ class Study:
 
     def _too_many(self, layout: Layout, fleet: Fleet) -> str:
         gpus, replica = self.cluster.gpus, layout.gpus // layout.dp
-        dp = min(layout.dp, (gpus - fleet.tp) // replica)
+        dp = min((gpus - fleet.tp) // replica, max(1, round(layout.dp * gpus / (layout.gpus + fleet.gpus))))
         engines = (gpus - dp * replica) // fleet.tp
         near = f"trainer.dp={dp} rollout.engines={engines} fit" if dp > 0 else "a smaller layout is needed: see the best plan"
         return (
@@ -136,11 +136,12 @@ class WhatIf:
         return replace(search, workload=self.workload(search.workload), speed=changed)
 
     def unchanged_split(self, plan: Plan) -> Plan:
-        """The plan that was made before, in the changed world."""
+        """The plan that was made before, in the changed world; on fewer nodes, the fleet is what is left."""
         speed = replace(plan.speed, cluster=self.cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
-        workload = self.workload(plan.workload)
+        workload, fleet = self.workload(plan.workload), plan.generation.fleet
         training = training_cost(workload, speed, plan.training.layout)
-        return make_plan(workload, speed, training, plan.generation.fleet, plan.max_staleness)
+        left = (speed.cluster.gpus - training.layout.gpus) // fleet.tp
+        return make_plan(workload, speed, training, replace(fleet, engines=max(1, min(fleet.engines, left))), plan.max_staleness)
 
 
 def _longer(workload: Workload, factor: float) -> Workload:
@@ -160,11 +161,14 @@ WHAT_IFS = (
     WhatIf(what="as planned"),
     WhatIf(what="completions twice as long", workload=lambda w: _longer(w, 2.0)),
     WhatIf(what="completions half as long", workload=lambda w: _longer(w, 0.5)),
+    WhatIf(what="engines 1.2 times slower", constants=lambda c: _slower_engines(c, 1.2)),
     WhatIf(what="engines 1.5 times slower", constants=lambda c: _slower_engines(c, 1.5)),
     WhatIf(what="engines 2 times slower", constants=lambda c: _slower_engines(c, 2.0)),
     WhatIf(what="training at 29% of peak", constants=lambda c: replace(c, train_fraction=c.train_fraction * 283 / 388)),
     WhatIf(what="tests take 30 s", workload=lambda w: replace(w, sandbox_s=30.0)),
     WhatIf(what="no KL penalty", workload=lambda w: replace(w, reference=False)),
     WhatIf(what="completions never cut", workload=lambda w: replace(w, segment_tokens=w.lengths.cap_tokens)),
+    WhatIf(what="a node is lost for good", cluster=lambda c: replace(c, nodes=max(1, c.nodes - 1))),
+    WhatIf(what="two nodes are", cluster=lambda c: replace(c, nodes=max(1, c.nodes - 2))),
     WhatIf(what="nodes fail 4 times as often", cluster=lambda c: replace(c, node_mtbf_s=c.node_mtbf_s / 4)),
 )

@@ -9,6 +9,7 @@ node of each kind in the middle of a run, and multiplied by how many a run meets
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
@@ -72,9 +73,10 @@ def variants(config: RunConfig) -> list[Variant]:
     rollout, trainer, groups = config.rollout, config.trainer, config.algo.groups_per_step
     engine_gpus, replica = rollout.engines * rollout.engine_tp, trainer.tp * trainer.pp * trainer.cp
     made = [Variant(name=f"max_staleness={s}", settings={"rollout.max_staleness": s}, options={}) for s in (1, 2, 3, 4)]
-    for window, staleness in ((groups // 8, 2), (groups, 2), (groups // 8, 3), (groups, 3), (2 * groups, 4)):
-        settings = {"rollout.window": window, "rollout.max_staleness": staleness}
-        made.append(Variant(name=f"window={window} max_staleness={staleness}", settings=settings, options={}))
+    for staleness in sorted({max(1, rollout.max_staleness - 1), rollout.max_staleness}, reverse=True):
+        for window in (0, groups // 8, groups, 2 * groups):
+            settings = {"rollout.window": window, "rollout.max_staleness": staleness}
+            made.append(Variant(name=f"window={window} max_staleness={staleness}", settings=settings, options={}))
     cap = rollout.max_completion_tokens
     made += [Variant(name=f"segment={n}", settings={"rollout.segment_tokens": n}, options={}) for n in (1024, 2048, 8192, cap)]
     for tp in (2, 4, 8):
@@ -95,7 +97,7 @@ def variants(config: RunConfig) -> list[Variant]:
         if dp >= 1 and rest >= rollout.engine_tp:
             settings = {"trainer.dp": dp, "rollout.engines": rest // rollout.engine_tp}
             made.append(Variant(name=f"split: {dp * replica} train, {rest} generate", settings=settings, options={}))
-    return [variant for variant in made if _differs(variant, config)]
+    return [variant for variant in made if _differs(variant, config) and _has_lead(variant, config)]
 
 
 def compare(config: RunConfig, options: Options, chosen: list[Variant], *, in_full: bool) -> Iterator[Row]:
@@ -165,6 +167,12 @@ def _differs(variant: Variant, config: RunConfig) -> bool:
         return getattr(getattr(config, section), name)
 
     return bool(variant.options) or any(value(key) != wanted for key, wanted in variant.settings.items())
+
+
+def _has_lead(variant: Variant, config: RunConfig) -> bool:
+    rollout, settings = config.rollout, variant.settings
+    window = settings.get("rollout.window", rollout.window)
+    return ceil(window / config.algo.groups_per_step) <= settings.get("rollout.max_staleness", rollout.max_staleness)
 
 
 COLUMNS = "      h  + failures   one length   step s    p90   wait  engines idle  running  mean lag  longest s"

@@ -1,8 +1,10 @@
 """The planner's sums under `stated`, with the arithmetic written out, and the laws that any plan keeps."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -303,8 +305,8 @@ def test_wrong_input_names_the_setting_and_what_works(override: str, said: str) 
     ("overrides", "said"),
     [
         (["rollout.engine_tp=1"], "cannot hold the weights .* rollout.engine_tp=2"),
-        (["trainer.dp=9"], "the cluster has 256: trainer.dp=7 rollout.engines=8 fit"),
-        (["cluster.nodes=12"], "the cluster has 96: trainer.dp=2 rollout.engines=8 fit"),
+        (["trainer.dp=32"], "the cluster has 256: trainer.dp=22 rollout.engines=20 fit"),
+        (["cluster.nodes=12"], "the cluster has 96: trainer.dp=6 rollout.engines=12 fit"),
         (["trainer.tp=1", "trainer.pp=1", "trainer.dp=1"], "needs 613 GB of a GPU, even with recomputation.* TP8 PP1 DP2"),
     ],
 )
@@ -317,12 +319,30 @@ def test_run_that_cannot_be_as_configured_is_told_what_could(overrides: list[str
 
 def test_configured_run_that_fits_has_no_complaint(study: Study) -> None:
     assert study.misfit == ""
-    assert study.configured[STATED].training.layout.gpus == 128
+    assert study.configured[STATED].training.layout.gpus == 136
 
 
-def test_what_a_misfit_proposes_fits() -> None:
-    study = make_study(config("cluster.nodes=12", "trainer.dp=2", "rollout.engines=8"))
-    assert study.misfit == ""
+@pytest.mark.parametrize("nodes", [5, 12, 31])
+def test_what_a_misfit_proposes_fits(nodes: int) -> None:
+    proposed = re.findall(r"(?:trainer\.dp|rollout\.engines)=\d+", make_study(config(f"cluster.nodes={nodes}")).misfit)
+    assert len(proposed) == 2
+    assert make_study(config(f"cluster.nodes={nodes}", *proposed)).misfit == ""
+
+
+def test_the_job_is_configured_as_the_plan_says(study: Study) -> None:
+    """The experiment's file holds the calibrated plan's layout, staleness and checkpoint interval."""
+    configured, best = study.configured[CALIBRATED], study.best[CALIBRATED]
+    assert str(configured) == str(best)
+    assert study.config.trainer.checkpoint_every == best.reliability.interval_steps
+    assert best.max_staleness == ceil((best.generation.longest_s + study.workload.sandbox_s) / best.step_s)
+
+
+def test_a_node_lost_for_good_is_the_fleet_s_and_costs_little(study: Study) -> None:
+    lost = next(change for change in WHAT_IFS if change.what == "a node is lost for good")
+    plan = study.best[CALIBRATED]
+    after = lost.unchanged_split(plan)
+    assert after.generation.fleet.engines == plan.generation.fleet.engines - 8 // plan.generation.fleet.tp
+    assert plan.step_s <= after.step_s < 1.03 * plan.step_s
 
 
 def test_cluster_that_is_too_small_is_told_the_size_that_is_not() -> None:
