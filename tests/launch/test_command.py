@@ -30,8 +30,8 @@ def model(tmp_path: Path) -> list[str]:
 def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: Path) -> None:
     shown = launch(tmp_path, "experiment=kestrel_256", "dry_run=true", "name=big")
     assert shown.returncode == 0
-    assert "trainer-15" in shown.stdout
-    assert "rollout-15" in shown.stdout
+    assert "trainer-16" in shown.stdout
+    assert "rollout-14" in shown.stdout
     assert yaml.safe_load(shown.stdout[shown.stdout.index("\nname: big") :])["trainer"]["tp"] == 8
     assert list(tmp_path.iterdir()) == []
 
