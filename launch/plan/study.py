@@ -44,7 +44,10 @@ class Study:
     @property
     def configured_layout(self) -> Layout:
         t = self.config.trainer
-        return Layout(tp=t.tp, pp=t.pp, cp=t.cp, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch)
+        return Layout(
+            tp=t.tp, pp=t.pp, cp=t.cp, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch, recompute=t.recompute == "full",
+            sequence_parallel=t.sequence_parallel,
+        )  # fmt: skip
 
     @property
     def configured_fleet(self) -> Fleet:
@@ -56,8 +59,6 @@ class Study:
         check_memory(fleet, self.workload, search.speed)
         if layout.gpus + fleet.gpus > self.cluster.gpus:
             raise ConfigError(self._too_many(layout, fleet))
-        if not fits(layout, search.speed):
-            layout = replace(layout, recompute=True)
         cost = training_cost(self.workload, search.speed, layout)
         if not fits(layout, search.speed):
             raise ConfigError(self._does_not_fit(search, layout, cost.memory.bytes))
@@ -75,12 +76,17 @@ class Study:
 
     def _does_not_fit(self, search: Search, layout: Layout, needed: float) -> str:
         usable = USABLE * self.cluster.gpu_bytes
-        fitting = next((n for n in search.trainer_gpus if n >= layout.gpus and search.trainers(n)), None)
-        found = search.trainers(fitting)[0].layout if fitting else None
-        what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
+        sequence = {"trainer.sequence_parallel=true": replace(layout, sequence_parallel=True)} if layout.tp > 1 else {}
+        again = {"trainer.recompute=full": replace(layout, recompute=True)}
+        both = {"trainer.sequence_parallel=true trainer.recompute=full": replace(layout, sequence_parallel=True, recompute=True)}
+        what = next((f"{key} does" for key, tried in (sequence | again | both).items() if fits(tried, search.speed)), "")
+        if not what:
+            fitting = next((n for n in search.trainer_gpus if n >= layout.gpus and search.trainers(n)), None)
+            found = search.trainers(fitting)[0].layout if fitting else None
+            what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
         return (
-            f"trainer.tp={layout.tp} pp={layout.pp} dp={layout.dp} needs {needed / 1e9:.0f} GB of a GPU, even with "
-            f"recomputation, and {usable / 1e9:.0f} GB are usable; {what}"
+            f"trainer.tp={layout.tp} pp={layout.pp} dp={layout.dp} needs {needed / 1e9:.0f} GB of a GPU, and "
+            f"{usable / 1e9:.0f} GB are usable; {what}"
         )
 
 

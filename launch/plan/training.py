@@ -1,6 +1,6 @@
 """What one RL step costs the trainer, and what it needs of a GPU's memory, for a layout over TP, PP, CP and DP."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from conf.schema import ConfigError
@@ -25,6 +25,7 @@ class Layout:
     dp: int
     tokens_per_microbatch: int
     recompute: bool = False  # activations are computed again in the backward pass
+    sequence_parallel: bool = True  # norms and residuals are cut over TP too; with one rank there is nothing to cut
 
     @property
     def gpus(self) -> int:
@@ -79,10 +80,11 @@ def stage_parameters(model: Model, layout: Layout) -> float:
 def activation_bytes_per_token(model: Model, layout: Layout) -> float:
     """Of one layer. Kept for the backward pass: inputs of both norms and of both projections that follow them, queries, keys,
     values, attention's output, gate, up and their product. With recomputation only the layer's input."""
-    kept = model.hidden
+    along_the_sequence, along_the_width = model.hidden, 0  # what sequence parallelism cuts, and what tensor parallelism does
     if not layout.recompute:
-        kept = 4 * model.hidden + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim + 3 * model.ffn
-    return WEIGHT_BYTES * kept / layout.tp
+        along_the_sequence = 4 * model.hidden
+        along_the_width = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim + 3 * model.ffn
+    return WEIGHT_BYTES * (along_the_sequence / (layout.tp if layout.sequence_parallel else 1) + along_the_width / layout.tp)
 
 
 def training_memory(model: Model, layout: Layout) -> TrainingMemory:
@@ -91,7 +93,7 @@ def training_memory(model: Model, layout: Layout) -> TrainingMemory:
     in_flight = layout.pp * (model.layers // layout.pp)  # 1F1B: the first stage holds as many microbatches as there are stages
     activations = tokens * in_flight * activation_bytes_per_token(model, layout)
     if layout.recompute:  # one layer at a time is whole
-        whole = Layout(tp=layout.tp, pp=1, cp=1, dp=1, tokens_per_microbatch=1)
+        whole = replace(layout, recompute=False)
         activations += tokens * activation_bytes_per_token(model, whole)
     return TrainingMemory(
         weights=WEIGHT_BYTES * parameters,

@@ -286,7 +286,7 @@ def test_config_without_dimensions_is_refused() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("trainer.tp=3", "trainer.tp=3 does not divide the 40 query and 8 key-value heads; 2 does"),
+        ("trainer.tp=16", "trainer.tp=16 does not divide the 40 query and 8 key-value heads; 8 does"),
         ("trainer.pp=5", "trainer.pp=5 does not divide the 64 layers; 4 does"),
         ("rollout.engine_tp=3", "rollout.engine_tp=3 must divide .* 2 does"),
         ("plan.completion_tokens=20000", "must lie between 0 and rollout.max_completion_tokens=16384"),
@@ -307,7 +307,12 @@ def test_wrong_input_names_the_setting_and_what_works(override: str, said: str) 
         (["rollout.engine_tp=1"], "cannot hold the weights .* rollout.engine_tp=2"),
         (["trainer.dp=32"], "the cluster has 256: trainer.dp=22 rollout.engines=20 fit"),
         (["cluster.nodes=12"], "the cluster has 96: trainer.dp=6 rollout.engines=12 fit"),
-        (["trainer.tp=1", "trainer.pp=1", "trainer.dp=1"], "needs 613 GB of a GPU, even with recomputation.* TP8 PP1 DP2"),
+        (
+            ["trainer.tp=1", "trainer.dp=1", "trainer.sequence_parallel=false"],
+            "needs .* GB of a GPU, and 74 GB are usable; TP8 PP1 DP2",
+        ),
+        (["trainer.sequence_parallel=false"], "and 74 GB are usable; trainer.sequence_parallel=true does"),
+        (["trainer.dp=3"], "needs .* usable; trainer.recompute=full does"),
     ],
 )
 def test_run_that_cannot_be_as_configured_is_told_what_could(overrides: list[str], said: str) -> None:
@@ -322,7 +327,7 @@ def test_configured_run_that_fits_has_no_complaint(study: Study) -> None:
     assert study.configured[STATED].training.layout.gpus == 136
 
 
-@pytest.mark.parametrize("nodes", [5, 12, 31])
+@pytest.mark.parametrize("nodes", [12, 31])
 def test_what_a_misfit_proposes_fits(nodes: int) -> None:
     proposed = re.findall(r"(?:trainer\.dp|rollout\.engines)=\d+", make_study(config(f"cluster.nodes={nodes}")).misfit)
     assert len(proposed) == 2
@@ -373,7 +378,7 @@ def test_one_node_is_split_by_gpus() -> None:
         config(
             "cluster.nodes=1", "model.shape.parameters=1500000000", "model.shape.layers=28", "model.shape.hidden=1536",
             "model.shape.heads=12", "model.shape.kv_heads=2", "model.shape.ffn=8960", "model.shape.vocabulary=151936",
-            "trainer.tp=1", "trainer.pp=1", "rollout.engine_tp=1",
+            "trainer.tp=1", "trainer.sequence_parallel=false", "rollout.engine_tp=1",
         )
     )  # fmt: skip
     for plan in small.best.values():

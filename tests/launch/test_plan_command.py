@@ -91,7 +91,7 @@ def test_check_stands_alone() -> None:
 def test_command_ends_with_a_line_and_a_code_not_a_traceback() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for arguments, said in (
-        (["experiment=kestrel_256", "trainer.tp=3"], "plan: trainer.tp=3 does not divide"),
+        (["experiment=kestrel_256", "trainer.tp=16"], "plan: trainer.tp=16 does not divide"),
         (["experiment=kestrel_256", "plan.nose=1"], "plan: plan.nose: no such setting"),
         ([], ""),
     ):
