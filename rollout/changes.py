@@ -86,6 +86,11 @@ class EvalClosed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """The run is over, until a trainer begins again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
     """The sums over what is forgotten, and the ledger's position."""
 
@@ -102,6 +107,7 @@ class Totals:
     lost_tokens: Mapping[str, int] = field(default_factory=dict)
     trained_tokens: int = 0  # of forgotten batches
     eval_tokens: int = 0  # of closed evaluations
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +116,7 @@ class Durable:
     forgotten: Sequence[int]  # groups
 
 
-Change = Admitted | Extended | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Durable
+Change = Admitted | Extended | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Stopped | Durable
 CHANGES: dict[str, type] = {kind.__name__: kind for kind in Change.__args__}
 
 

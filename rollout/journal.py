@@ -3,10 +3,12 @@
 Changes are buffered by `append` and made durable together by `commit` (one transaction, `synchronous=FULL`: they survive
 kill -9 and a power loss). A `Durable` deletes what it forgets, so the file holds what is not yet covered by a checkpoint
 and no more. A rollback journal and not a WAL: what is committed lies in the one file, so that damage to it is seen and
-not taken for an earlier end, and it needs no shared memory, so the folder may be on a network file system.
+not taken for an earlier end, and it needs no shared memory, so the folder may be on a network file system that locks files.
 """
 
 import json
+import logging
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,26 +17,28 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollout.changes import CHANGES, Change, Durable
+from rollout.file_system import is_network, kind_of, locks_work, sync_folder
 from rollout.rules import Rules
 from rollout.wire import WireError, pack, unpack
 
 FORMAT = "kestrel-ledger-2"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
+PAGE_BYTES = 16384  # a segment's row in one or two
 SETTINGS = (
-    "PRAGMA page_size=16384",  # a segment's row in one or two pages
     "PRAGMA locking_mode=EXCLUSIVE",
     "PRAGMA journal_mode=TRUNCATE",
     "PRAGMA synchronous=FULL",
     "PRAGMA cache_size=-65536",
 )
 TABLES = (
-    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE IF NOT EXISTS changes (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE changes (
         seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, group_index INTEGER, step INTEGER,
         crc INTEGER NOT NULL, body BLOB NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS changes_by_group ON changes (group_index)",
+    "CREATE INDEX changes_by_group ON changes (group_index)",
 )
 ROWS = "UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'rows'"
+log = logging.getLogger("queue")
 
 
 class JournalError(RuntimeError):
@@ -45,10 +49,16 @@ class Journal:
     def __init__(self, path: str | Path, rules: Rules) -> None:
         """Opens or makes the journal and locks it for this process. Raises JournalError."""
         self.path = Path(path)
+        self._file = self.path.resolve()
         self._pending: list[Change] = []
+        self._check_folder()
         try:
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
-        except sqlite3.Error as error:
+            if not self._file.exists():
+                self._make(rules)
+            elif not self._file.stat().st_size:
+                raise self._damaged("it is empty")
+            self._db = sqlite3.connect(self._file, isolation_level=None, timeout=1.0)
+        except (sqlite3.Error, OSError) as error:
             raise self._error("open", error) from error
         try:
             self._open(rules)
@@ -68,15 +78,15 @@ class Journal:
     def read(self) -> Iterator[Change]:
         """What `Ledger.replay` needs: the last `Durable` first. Raises JournalError for any damage."""
         try:
-            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if damage != "ok":
-                raise self._damaged(damage)
-            expected = int(self._db.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()[0])
-            found = 0
-            query = "SELECT seq, kind, crc, body FROM changes ORDER BY kind != 'Durable', seq"
-            for seq, kind, crc, body in self._db.execute(query):
-                if kind not in CHANGES or zlib.crc32(body) != crc:
-                    raise self._damaged(f"change {seq} ({kind}) does not match its checksum")
+                raise self._damaged(str(damage))
+            expected, found = self._rows(), 0
+            query = "SELECT seq, kind, group_index, step, crc, body FROM changes ORDER BY kind != 'Durable', seq"
+            for *place, crc, body in self._db.execute(query):
+                kind = place[1]
+                if kind not in CHANGES or not isinstance(body, bytes) or _checksum(place, body) != crc:
+                    raise self._damaged(f"change {place[0]} ({kind}) does not match its checksum")
                 found += 1
                 yield unpack(CHANGES[kind], body)
             if found != expected:
@@ -107,12 +117,47 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
+    def _check_folder(self) -> None:
+        folder = self._file.parent
+        try:
+            kind, locks = kind_of(folder), locks_work(folder)
+        except OSError as error:
+            raise self._error("open", error) from error
+        if not locks:
+            raise JournalError(
+                f"cannot open {self.path}: {folder} is on {kind or 'a file system'} that does not lock files, so nothing would "
+                "keep two queue servers apart. Mount it with locks (Lustre: -o flock; NFS: version 4, or a running lock daemon), "
+                f"or make {self.path} a link to a file on another disk"
+            )
+        if is_network(kind):
+            log.warning("%s is on %s: a commit waits for its server, and locks must hold on all nodes", self.path, kind)
+
+    def _make(self, rules: Rules) -> None:
+        """The file is whole or not there: an empty one is what a truncation leaves."""
+        unfinished = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        unfinished.unlink(missing_ok=True)
+        db = sqlite3.connect(unfinished, isolation_level=None)
+        try:
+            for statement in (
+                f"PRAGMA page_size={PAGE_BYTES}",
+                "PRAGMA journal_mode=OFF",
+                "PRAGMA synchronous=FULL",
+                "BEGIN",
+                *TABLES,
+            ):
+                db.execute(statement)
+            rows = [("format", FORMAT), ("rules", json.dumps(_fixed(rules))), ("rows", "0")]
+            db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            db.execute("COMMIT")
+        finally:
+            db.close()
+        unfinished.rename(self._file)
+        sync_folder(self._file.parent)
+
     def _open(self, rules: Rules) -> None:
         for setting in SETTINGS:
             self._db.execute(setting)
         self._db.execute("BEGIN EXCLUSIVE")
-        for table in TABLES:
-            self._db.execute(table)
         self._check_meta(rules)
         self._db.execute("COMMIT")
         self._seq = self._db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0]
@@ -126,8 +171,8 @@ class Journal:
                 self._forget(change)
             self._seq += 1
             body = pack(change)
-            group, step = getattr(change, "group", None), getattr(change, "step", None)
-            rows.append((self._seq, type(change).__name__, group, step, zlib.crc32(body), body))
+            place = (self._seq, type(change).__name__, getattr(change, "group", None), getattr(change, "step", None))
+            rows.append((*place, _checksum(place, body), body))
         self._insert(rows)
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -144,19 +189,24 @@ class Journal:
 
     def _check_meta(self, rules: Rules) -> None:
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
-        fixed = {name: value for name, value in asdict(rules).items() if name in FIXED_RULES}
-        if not meta:
-            rows = [("format", FORMAT), ("rules", json.dumps(fixed)), ("rows", "0")]
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
-            return
         if meta.get("format") != FORMAT:
             raise JournalError(f"{self.path} is no journal of this version ({FORMAT}): {meta.get('format')!r}")
-        made_with = json.loads(meta["rules"])
+        try:
+            made_with = dict(json.loads(meta["rules"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"its rules cannot be read: {error!r}") from error
+        fixed = _fixed(rules)
         changed = [
             f"{name} was {made_with.get(name)} and is {fixed[name]}" for name in fixed if made_with.get(name) != fixed[name]
         ]
         if changed:
             raise JournalError(f"{self.path} belongs to a run with other rules ({'; '.join(changed)}): start a new run")
+
+    def _rows(self) -> int:
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
+        if found is None or not str(found[0]).isdecimal():
+            raise self._damaged("it does not say how many changes it holds")
+        return int(found[0])
 
     def _damaged(self, what: str) -> JournalError:
         return JournalError(
@@ -164,10 +214,19 @@ class Journal:
             "resume the run from its last checkpoint, which loses the groups that were not yet trained on"
         )
 
-    def _error(self, what: str, error: sqlite3.Error) -> JournalError:
+    def _error(self, what: str, error: sqlite3.Error | OSError) -> JournalError:
         text = str(error)
         if "locked" in text:
             return JournalError(f"{self.path} is in use: another queue server of this run is alive")
-        if "malformed" in text or "not a database" in text:
+        if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode to UTF-8")):
             return self._damaged(text)
         return JournalError(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")
+
+
+def _fixed(rules: Rules) -> dict[str, int]:
+    return {name: value for name, value in asdict(rules).items() if name in FIXED_RULES}
+
+
+def _checksum(place: Sequence[Any], body: bytes) -> int:
+    """Of a change and of where it stands."""
+    return zlib.crc32(body, zlib.crc32(repr(tuple(place)).encode()))

@@ -30,6 +30,7 @@ from rollout.changes import (
     LostKind,
     Published,
     Rewound,
+    Stopped,
     Taken,
 )
 from rollout.leases import Lease, Leases
@@ -223,7 +224,7 @@ class Ledger:
                 f"cannot go back to version {version}: the ledger is at version {state.version} and has forgotten the "
                 f"batches before step {state.oldest_step}; resume from a checkpoint in between"
             )
-        unchanged = version == state.version and not state.engines and not state.evals
+        unchanged = version == state.version and not (state.engines or state.evals or state.stopped)
         return () if unchanged else (Rewound(version=version),)
 
     def durable(self, version: int) -> Changes:
@@ -237,6 +238,10 @@ class Ledger:
         tokens = state.trained_tokens + sum(state.groups[index].tokens for index in trained)
         totals = state.totals(oldest_step=version, trained_tokens=tokens)
         return (Durable(totals=totals, forgotten=(*trained, *state.dead)),)
+
+    def stop(self) -> Changes:
+        """The run is over, until a trainer begins again (`rewind`)."""
+        return () if self.state.stopped else (Stopped(),)
 
     # Evaluations.
 

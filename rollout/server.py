@@ -21,6 +21,7 @@ from rollout.leases import Lease
 from rollout.ledger import Ledger, LedgerError
 from rollout.prompts import PromptStream
 from rollout.roster import Roster
+from rollout.seat import Overtaken, Seat
 from rollout.types import EngineInfo, Finish, Heard, Prompt, SegmentWork, Waiting
 from rollout.wire import WireError, decode, pack, unpack
 
@@ -28,6 +29,7 @@ log = logging.getLogger("queue")
 LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
 LONGEST_WAIT_S = 60.0
 PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
+OF_THE_TRAINER = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
     m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdict: "judge",
 }  # fmt: skip
@@ -67,7 +69,7 @@ class QueueServer:
         self._roster = Roster(lease_s)
         self._parked: dict[tuple[str, int], _Parked] = {}
         self._answers: list[tuple[bytes, bytes]] = []
-        self._closing = False
+        self._seat = Seat()
         self._now = self._moved_s = now
         self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
         self._busy: dict[str, standing.Busy] = {}  # by client, when it last asked
@@ -146,6 +148,8 @@ class QueueServer:
         self._asking = parked.envelope.client
         answer_id = parked.envelope.id
         try:
+            if isinstance(parked.request, OF_THE_TRAINER):
+                self._seat.check(self._asking, answer_id, begins=isinstance(parked.request, m.Rewind))
             value = self._decide[type(parked.request)](parked.request)
             if value is None and self._now < parked.due_s:
                 self._parked[key] = parked
@@ -153,6 +157,9 @@ class QueueServer:
             if value is None:
                 value = self._nothing_yet(parked.request)
             answer = m.Answer(id=answer_id, value=value)
+        except Overtaken:
+            self._parked.pop(key, None)
+            return
         except LedgerError as error:
             answer = m.Answer(id=answer_id, error="refused", value=str(error))
         except Stalled as error:
@@ -191,8 +198,11 @@ class QueueServer:
         return m.FleetAnswer(engines=self._fleet())
 
     def _stop(self, _: m.Stop) -> m.Done:
-        self._closing = True
-        return m.Done()
+        return self._do(self._ledger.stop())
+
+    @property
+    def _closing(self) -> bool:
+        return self._ledger.state.stopped
 
     def _register_engine(self, request: m.RegisterEngine) -> m.Done:
         return self._register(EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch))

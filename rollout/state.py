@@ -18,6 +18,7 @@ from rollout.changes import (
     Lost,
     Published,
     Rewound,
+    Stopped,
     Taken,
     Totals,
 )
@@ -71,6 +72,7 @@ class LedgerState:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.version = 0  # published to the fleet
+        self.stopped = False  # the run is over
         self.engines: frozenset[str] = frozenset()  # ids of those that hold it
         self.admitted = 0  # training groups, the dropped ones included
         self.evals_admitted = 0  # groups of evaluations; theirs are the indices -1, -2, ...
@@ -110,13 +112,15 @@ class LedgerState:
             case Published():
                 self.version, self.engines = change.version, frozenset(change.engines)
             case Rewound():
-                self.version, self.engines = change.version, frozenset()
+                self.version, self.engines, self.stopped = change.version, frozenset(), False
                 for eval_id in list(self.evals):
                     self._close_eval(eval_id)
             case Lost():
                 self.lost_tokens[change.kind.value] += change.tokens
             case EvalClosed():
                 self._close_eval(change.eval_id)
+            case Stopped():
+                self.stopped = True
             case Durable():
                 self._durable(change)
 
@@ -136,6 +140,7 @@ class LedgerState:
             lost_tokens=dict(self.lost_tokens),
             trained_tokens=trained_tokens,
             eval_tokens=self.eval_tokens,
+            stopped=self.stopped,
         )
 
     def comparable(self) -> dict[str, Any]:
@@ -230,6 +235,7 @@ class LedgerState:
         self.dropped_tokens = Counter(totals.dropped_tokens)
         self.lost_tokens = Counter(totals.lost_tokens)
         self.trained_tokens, self.eval_tokens = totals.trained_tokens, totals.eval_tokens
+        self.stopped = totals.stopped
         self.dead.clear()
         self._forget(change.forgotten)
         self.batches = {step: groups for step, groups in self.batches.items() if step >= totals.oldest_step}

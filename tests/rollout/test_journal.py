@@ -1,16 +1,21 @@
 """What was committed is there after any death; what is damaged is an error."""
 
+import errno
 import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollout.changes import Durable
+from rollout.file_system import is_network, kind_of
 from rollout.journal import Journal, JournalError
 from rollout.ledger import Ledger
 from tests.rollout.builders import prompt, rules, segment
@@ -176,3 +181,63 @@ def test_full_disk_is_an_error_and_what_was_committed_before_stays(path):
             journal.commit()
     with Journal(path, ledger.rules) as journal:
         assert Ledger.replay(ledger.rules, journal.read()).admitted == 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[bytes, str]:
+    """The bytes of a filled journal, and what it says."""
+    path = tmp_path_factory.mktemp("journal") / "ledger.db"
+    filled(path)
+    with Journal(path, rules(max_staleness=9)) as journal:
+        return path.read_bytes(), repr(list(journal.read()))
+
+
+def said_by(data: bytes) -> str | None:
+    """What a journal with these bytes says; None if it is refused as damaged or unreadable."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.db"
+        path.write_bytes(data)
+        try:
+            with Journal(path, rules(max_staleness=9)) as journal:
+                return repr(list(journal.read()))
+        except JournalError as error:
+            assert str(path) in str(error)
+            return None
+
+
+@settings(deadline=None, max_examples=60)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_file_cut_anywhere_is_an_error(whole, share):
+    data, _ = whole
+    assert said_by(data[: int(share * len(data))]) is None
+
+
+@settings(deadline=None, max_examples=150)
+@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=3))
+def test_flipped_bits_are_an_error_or_in_no_change(whole, flips):
+    data, said = bytearray(whole[0]), whole[1]
+    for share, bit in flips:
+        data[int(share * len(data))] ^= 1 << bit
+    assert said_by(bytes(data)) in (None, said)
+
+
+def test_file_system_is_told_by_the_longest_mount():
+    mounts = "\n".join(
+        [
+            "1 0 8:1 / / rw - ext4 /dev/sda rw",
+            "2 1 0:1 / /scratch rw - lustre mds:/x rw",
+            "3 2 0:2 / /scratch/my\\040home rw shared:1 - nfs4 host:/y rw",
+        ]
+    )
+    found = [kind_of(Path(p), mounts) for p in ("/tmp", "/scratch/run", "/scratch/my home/run", "/scratchy")]
+    assert found == ["ext4", "lustre", "nfs4", "ext4"]
+    assert [is_network(kind) for kind in found] == [False, True, True, False]
+
+
+def test_folder_without_locks_is_refused_with_what_to_do(path, monkeypatch):
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.lockf", no_lock)
+    with pytest.raises(JournalError, match="-o flock"):
+        Journal(path, rules())

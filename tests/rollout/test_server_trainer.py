@@ -1,0 +1,135 @@
+"""What the queue server answers to the trainer, and when its answers leave."""
+
+import pytest
+
+from rollout import messages as m
+from rollout.journal import JournalError
+from rollout.wire import pack
+from tests.rollout.builders import segment, verdict
+from tests.rollout.desk import ENGINE, STALL_S
+
+
+def test_take_waits_and_then_tells_what_is_waited_for(ready):
+    ready.lease(1)
+    request_id = ready.send(m.Take(step=0, wait_s=3.0))
+    assert request_id not in ready.answers(after_s=2.0)
+    waiting = ready.answers(after_s=1.0)[request_id].value["waiting"]
+    assert "group 0 (admitted at version 0): 1 to_generate, 1 generating" in waiting["table"]
+    assert "no judge is there" in waiting["table"] and not waiting["fleet_changed"]
+
+
+def test_take_returns_at_once_when_an_engine_has_joined_that_the_trainer_has_not_seen(ready):
+    ready.ask(m.Fleet())
+    request_id = ready.send(m.Take(step=0, wait_s=30.0))
+    assert request_id not in ready.answers(after_s=1.0)
+    ready.send(m.RegisterEngine(name="e1", url="http://e1", tp=1, epoch=1))
+    assert ready.answers()[request_id].value["waiting"]["fleet_changed"]
+    ready.ask(m.Fleet())  # seen; a push to it may fail, and then it is not announced again and again
+    request_id = ready.send(m.Take(step=0, wait_s=5.0))
+    assert request_id not in ready.answers(after_s=4.0)
+    assert ready.answers(after_s=1.0)[request_id].value["waiting"]["fleet_changed"]
+
+
+def test_batch_is_served_again_after_a_restart_of_the_server(ready):
+    ready.fill(groups=2)
+    first = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    ready.restart()
+    again = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    assert pack(first) == pack(again)
+
+
+def test_answers_leave_only_after_the_commit(ready, monkeypatch):
+    ready.send(m.ReportSegment(holder="e0", position=ready.lease()[0], segment=segment([0])))
+
+    def full() -> int:
+        raise JournalError("disk is full")
+
+    monkeypatch.setattr(ready.journal, "commit", full)
+    with pytest.raises(JournalError):
+        ready.answers()
+    ready.restart()
+    assert ready.ledger.summary()["waiting_tokens"] == 0  # unacknowledged, so its worker reports it again
+
+
+def test_wait_in_which_nothing_moves_ends_with_the_table(ready):
+    ready.lease(1)
+    request_id = ready.send(m.Take(step=0, wait_s=60.0))
+    assert not ready.answers(after_s=STALL_S)[request_id].error
+    ready.answers(after_s=1.0)
+    error, text = ready.refusal(m.Take(step=0, wait_s=60.0))
+    assert error == "stalled" and "nothing has moved for 61 s" in text and "no worker is there" in text
+
+
+def test_wait_goes_on_as_long_as_anything_moves(ready):
+    ready.ask(m.Take(step=0, wait_s=0.0))
+    for _ in range(5):
+        ready.answers(after_s=STALL_S / 2)
+        ready.beat("e0", (), ENGINE)
+        ready.report(ready.lease(1)[0], [0])
+        assert not ready.answers()
+        assert ready.ask(m.Take(step=0, wait_s=0.0))["waiting"]
+
+
+def test_evaluation_is_leased_first_and_its_result_is_told_once(ready):
+    ready.ask(m.StartEval(eval_id="e", split="heldout", completions=1))
+    ready.ask(m.StartEval(eval_id="e", split="heldout", completions=1))
+    asked = ready.send(m.AskEval(eval_id="e", wait_s=20.0))
+    for position in ready.lease(2):
+        assert position.group < 0
+        ready.report(position, [0])
+        ready.send(m.ReportVerdict(holder="j", group=position.group, trajectory=0, verdict=verdict(1.0)))
+    result = ready.answers()[asked].value["result"]
+    assert [p["prompt_id"] for p in result["prompts"]] == ["p100", "p101"]
+    assert ready.refusal(m.StartEval(eval_id="x", split="nowhere", completions=1))[0] == "refused"
+
+
+def test_run_that_is_over_leases_nothing_and_says_so(ready):
+    ready.ask(m.Stop())
+    assert ready.lease() == []
+    assert ready.beat()["closing"]
+
+
+def test_run_that_is_over_stays_over_when_the_server_restarts_and_begins_again_with_a_trainer(ready):
+    ready.ask(m.Stop())
+    ready.restart()
+    assert ready.beat()["closing"]
+    ready.ask(m.Rewind(version=0))
+    assert not ready.beat()["closing"]
+    ready.ask(m.Stop())
+    ready.ask(m.Durable(version=0))
+    ready.restart()
+    assert ready.beat()["closing"]
+
+
+# Late requests.
+
+
+def test_copy_of_a_request_that_was_overtaken_by_a_later_one_does_nothing(ready):
+    rewind = ready.send(m.Rewind(version=0), "trainer")
+    ready.answers()
+    ready.ask(m.Published(version=0, engines=("e0@1",)), "trainer")
+    ready.send(m.Rewind(version=0), "trainer", request_id=rewind)
+    assert rewind not in ready.answers()
+    assert ready.ledger.state.engines == {"e0@1"}
+
+
+def test_what_a_killed_trainer_had_sent_is_refused_once_the_next_one_has_begun(ready):
+    ready.ask(m.Rewind(version=0), "first")
+    ready.ask(m.Published(version=0, engines=("e0@1",)), "first")
+    ready.fill(groups=2)
+    ready.ask(m.Take(step=0, wait_s=0.0), "first")
+    ready.ask(m.Rewind(version=0), "second")
+    for late in (m.Advance(version=1, engines=("e0@1",)), m.Rewind(version=0), m.Durable(version=0), m.Stop()):
+        request_id = ready.send(late, "first")
+        answer = ready.answers()[request_id]
+        assert answer.error == "refused" and "second has begun after it" in answer.value
+    assert ready.ledger.version == 0
+    ready.ask(m.Published(version=0, engines=("e0@1",)), "second")
+    assert ready.ask(m.Take(step=0, wait_s=0.0), "second")["batch"]
+
+
+def test_stranger_to_the_seat_may_not_move_the_version(ready):
+    ready.ask(m.Rewind(version=0), "trainer")
+    request_id = ready.send(m.Published(version=0, engines=()), "somebody")
+    assert "has not begun with `rewind`" in ready.answers()[request_id].value
+    assert ready.ask(m.Status(), "somebody")
