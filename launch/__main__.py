@@ -4,7 +4,8 @@
     python -m launch experiment=debug dry_run=true            its placement and configuration, nothing started
     python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
     sbatch launch/kestrel_256.sh [override …]                 a run on the nodes of a Slurm job (docs/slurm.md)
-    python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another
+    python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another; then launch.sweep_report
+    … hydra/launcher=submitit_slurm [hydra.launcher.partition=…]        the same as Slurm jobs, side by side
 
 Exit codes: 0 the run is complete · 1 it failed · 2 it was asked for wrongly · 130 it was interrupted.
 """
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 import time
+from math import nan
 from pathlib import Path
 
 import hydra
@@ -24,10 +26,12 @@ from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig, check_resumed
+from conf.sweep import RememberSweep
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device
 from launch.slurm_job import SlurmError, second_life
 from launch.supervise import RunFailed
+from launch.sweep import Job, State, read_jobs, recorded
 from rollout.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
@@ -35,20 +39,39 @@ KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, Slu
 
 
 _failures: list[tuple[str, int]] = []
-"""Message and exit code of the jobs that failed: raised through Hydra they would come with its own words around them."""
+"""Message and exit code of what failed here: raised through Hydra they would come with its own words around them."""
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _one_job(composed: DictConfig) -> float:
     """One run, or one job of a sweep; the number is what a sweep compares. A failed job does not end a sweep."""
+    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         check_presets(HydraConfig.get().overrides.task, composed)
-        _name(composed, sweep=HydraConfig.get().mode == RunMode.MULTIRUN)
+        _name(composed, sweep=sweep)
+        if sweep and not composed.dry_run:
+            return _one_of_a_sweep(composed)
         return _run(to_run_config(composed), resumed=False)
     except KNOWN_ERRORS as error:
-        _failures.append(_explained(error))
-        print(f"launch: {_failures[-1][0]}", file=sys.stderr)
-        return float("nan")
+        return _failed(error)
+
+
+def _one_of_a_sweep(composed: DictConfig) -> float:
+    said = dict(override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task)
+    with recorded(Job(name=composed.name, said=said), Path(composed.output)) as record:
+        try:
+            outcome = _run(to_run_config(composed), resumed=False)
+        except KNOWN_ERRORS as error:
+            record.fail(*_explained(error))
+            return _failed(error)
+        record.end(outcome)
+    return outcome
+
+
+def _failed(error: Exception) -> float:
+    _failures.append(_explained(error))
+    print(f"launch: {_failures[-1][0]}", file=sys.stderr)
+    return nan
 
 
 def _run(config: RunConfig, *, resumed: bool) -> float:
@@ -109,7 +132,19 @@ def main() -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
+    if RememberSweep.sweep_dir is not None:
+        return _after_sweep(RememberSweep.sweep_dir)
     return max((code for _, code in _failures), default=0)
+
+
+def _after_sweep(sweep_dir: Path) -> int:
+    """Counts by the records, since jobs may have run elsewhere; a mistake that was found before any job is among the failures."""
+    jobs = read_jobs(sweep_dir)
+    if jobs:
+        done = sum(job.state is State.DONE for job in jobs)
+        print(f"sweep {sweep_dir}: {done} of {len(jobs)} jobs are done; python -m launch.sweep_report {sweep_dir}")
+    codes = [job.code if job.state is State.FAILED else FAILED for job in jobs if job.state is not State.DONE]
+    return max([*codes, *(code for _, code in _failures)], default=0)
 
 
 def _explained(error: Exception) -> tuple[str, int]:

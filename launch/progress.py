@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TextIO
@@ -173,10 +174,13 @@ def read_metrics(run_dir: Path) -> list[Metrics]:
 
 
 def outcome(lines: Sequence[Metrics]) -> float:
-    """One number for a sweep: the last pass rate on the held-out problems, or the mean reward of the last steps."""
-    if passed := _values(lines, "eval/pass_rate"):
+    """One number for a sweep: the last pass rate on the held-out problems, or the mean reward of the last steps.
+
+    What is no number is left out; NaN when nothing is left.
+    """
+    if passed := [value for value in _values(lines, "eval/pass_rate") if isfinite(value)]:
         return passed[-1]
-    rewards = _values(lines, "reward/mean")
+    rewards = [value for value in _values(lines, "reward/mean") if isfinite(value)]
     return fmean(rewards[-LAST_STEPS:]) if rewards else float("nan")
 
 

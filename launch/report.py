@@ -11,9 +11,11 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from launch.charts import Axis, chart
 from launch.progress import METRICS_FILE, Metrics, read_metrics
 
 REPORT_FILE, TRACE_FILE = "report.html", "trace.json"
@@ -28,8 +30,7 @@ PHASES = (
 )
 """What the trainer does in a step, in this order, one after the other."""
 COUNTERS = ("queue/ready_groups", "lag/mean_versions", "idle/rollout_fraction", "tokens/generated_per_s")
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#64748b", "#0891b2")
-WIDTH, HEIGHT, LEFT, BOTTOM = 420, 170, 52, 22
+WIDTH, HEIGHT = 460, 250
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +91,13 @@ def trace_events(lines: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
 
 def page(name: str, lines: Sequence[Metrics]) -> str:
     """The report as one HTML file that needs nothing from anywhere."""
-    charts = "\n".join(drawn for chart in CHARTS if (drawn := draw(chart, lines)))
+    charts = "\n".join(drawn for wanted in CHARTS if (drawn := draw(wanted, lines)))
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>
 <style>
 body {{ font: 14px system-ui, sans-serif; margin: 2rem; color: #1e293b; background: #fff }}
 h1 {{ font-size: 1.3rem }} main {{ display: flex; flex-wrap: wrap; gap: 1.2rem }}
-figure {{ width: {WIDTH + 8}px; margin: 0; border: 1px solid #e2e8f0; border-radius: 8px; padding: .7rem }}
-figcaption b {{ font-size: 15px }} small {{ color: #64748b }} text {{ font-size: 11px; fill: #64748b }}
-.key {{ display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 .8em }}
+figure {{ margin: 0; border: 1px solid #e2e8f0; border-radius: 8px; padding: .7rem }}
 </style>
 <h1>{html.escape(name)}: {max(line["step"] for line in lines)} steps</h1>
 <main>
@@ -107,46 +106,15 @@ figcaption b {{ font-size: 15px }} small {{ color: #64748b }} text {{ font-size:
 """
 
 
-def draw(chart: Chart, lines: Sequence[Metrics]) -> str:
+def draw(wanted: Chart, lines: Sequence[Metrics]) -> str:
     """One figure with a line a key; "" when no key has a value."""
-    series = {key: [(line["step"], float(line[key])) for line in lines if key in line] for key in chart.keys}
-    series = {key: points for key, points in series.items() if points}
-    if not series:
+    series = {
+        _label(key): [(line["step"], float(line[key])) for line in lines if line.get(key) is not None] for key in wanted.keys
+    }
+    if not any(isfinite(value) for points in series.values() for _, value in points):
         return ""
-    values = [value for points in series.values() for _, value in points]
-    low, high = min(0.0, *values), max(values)
-    high = high if high > low else low + 1.0
-    last = max(line["step"] for line in lines)
-    curves, legend = [], []
-    for colour, (key, points) in zip(COLOURS, series.items(), strict=False):
-        places = [(LEFT + (WIDTH - LEFT) * step / last, HEIGHT - HEIGHT * (value - low) / (high - low)) for step, value in points]
-        curves.append(
-            _curve(places, colour)
-            + "".join(_dot(p, colour, f"step {s}: {v:.4g}") for p, (s, v) in zip(places, points, strict=True))
-        )
-        legend.append(f'<span class="key" style="background:{colour}"></span>{html.escape(_label(key))} {points[-1][1]:.3g}')
-    labels = "".join(
-        f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">{value:.3g}</text>' for y, value in ((10, high), (HEIGHT, low))
-    ) + "".join(
-        f'<text x="{x}" y="{HEIGHT + 16}" text-anchor="{anchor}">{step}</text>'
-        for x, anchor, step in ((LEFT, "start", 0), (WIDTH, "end", last))
-    )
-    frame = f'<path d="M{LEFT} 0V{HEIGHT}H{WIDTH}" fill="none" stroke="#cbd5e1"/>'
-    return (
-        f"<figure><figcaption><b>{chart.title}</b> <small>{chart.note}</small></figcaption>"
-        f'<svg width="{WIDTH + 8}" height="{HEIGHT + BOTTOM}" viewBox="0 -6 {WIDTH + 8} {HEIGHT + BOTTOM + 6}">{frame}{labels}'
-        f"{''.join(curves)}</svg><div>{''.join(legend)}</div></figure>"
-    )
-
-
-def _curve(places: Sequence[tuple[float, float]], colour: str) -> str:
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
-
-
-def _dot(place: tuple[float, float], colour: str, title: str) -> str:
-    x, y = place
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"><title>{title}</title></circle>'
+    drawing = chart(wanted.title, Axis(name="step"), series, note=wanted.note, last_values=True, width=WIDTH, height=HEIGHT)
+    return f"<figure>{drawing.svg()}</figure>"
 
 
 def _label(key: str) -> str:

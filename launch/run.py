@@ -20,7 +20,7 @@ from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
 from launch.slurm import SlurmHost
-from launch.slurm_job import Job, probe, requeue, this_job
+from launch.slurm_job import Job, in_batch_job, probe, requeue, this_job
 from launch.slurm_step import Where
 from launch.supervise import Host, Interrupted, RunFailed, supervise
 from rollout.keys import RunKeys
@@ -155,6 +155,13 @@ def dry_run(config: RunConfig) -> str:
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
     placed = place(config, run_dir, planned_nodes(config), base_port)
     return f"{describe(placed)}\n\n{costs(config)}"
+
+
+def nodes_at_hand(config: RunConfig) -> list[Node]:
+    """Those of the Slurm job that this process is in, if the run is for one; else as planned. Raises SlurmError."""
+    if config.cluster.kind == "slurm" and in_batch_job():
+        return list(this_job(config.cluster.gpus_per_node).nodes)
+    return planned_nodes(config)
 
 
 def planned_nodes(config: RunConfig) -> list[Node]:

@@ -47,7 +47,7 @@ def this_job(gpus_per_node: int) -> Job:
         )
     env = os.environ
     names = ask("scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]).split()
-    names.sort(key=lambda name: name != env["SLURMD_NODENAME"])  # the batch node first, the others as they come
+    names.sort(key=lambda name: name != env.get("SLURMD_NODENAME"))  # the batch node first, the others as they come
     addresses = parse_addresses(ask("scontrol", "show", "node", "--oneliner", ",".join(names)))
     gpus = gpus_per_node or int(env.get("SLURM_GPUS_ON_NODE", "0"))
     return Job(

@@ -94,6 +94,13 @@ def probe_command(nodes: Sequence[str], script: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
+def everywhere_command(nodes: Sequence[str], where: Where, argv: Sequence[str]) -> list[str]:
+    """A step that runs a command once on every node, as the run's own processes would: set-up lines, container and all."""
+    script = " && ".join([*where.cluster.setup, shlex.join([*_apptainer(where), *argv])])
+    srun, *options = probe_command(nodes, ["bash", "-c", script])
+    return [srun, f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args, *options]
+
+
 def step_id(lines: Sequence[str]) -> str | None:
     """12.3, from the lines of a log since the process was started."""
     return next((found[1] for line in lines if (found := STEP.match(line))), None)

@@ -25,7 +25,8 @@ from launch.doctor.examine import examine
 from launch.doctor.finding import Finding, Level
 from launch.doctor.node import port_is_free
 from launch.placement import choose_base_port, place
-from launch.run import planned_nodes, with_device
+from launch.run import nodes_at_hand, with_device
+from launch.slurm_job import SlurmError
 
 FAST = "--fast"
 FAILED, ASKED_WRONGLY = 1, 2
@@ -33,11 +34,11 @@ COLOURS = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Lev
 
 
 def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
-    """Shows every finding; whether nothing would fail. Raises ConfigError, DoctorError."""
+    """Shows every finding; whether nothing would fail. Raises ConfigError, DoctorError, SlurmError."""
     config = with_device(config)
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, port_is_free)
-    case = gather(config, run_dir, place(config, run_dir, planned_nodes(config), base_port))
+    case = gather(config, run_dir, place(config, run_dir, nodes_at_hand(config), base_port))
     with console.status("asking"):
         findings = list(examine(case, fast=fast))
     console.print(table(findings))
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
             composed = compose("config", overrides=["name=doctor", *words])
         check_presets(words, composed)
         return 0 if diagnose(to_run_config(composed), fast=FAST in arguments, console=Console()) else FAILED
-    except DoctorError as error:
+    except (DoctorError, SlurmError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return FAILED
     except (*UserError, ConfigError) as error:

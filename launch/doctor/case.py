@@ -4,7 +4,6 @@ The facts are gathered here, by a small script on every node and by every Python
 """
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,9 @@ from conf.schema import ConfigError, RunConfig
 from launch.doctor.pins import pinned_packages
 from launch.placement import Process
 from launch.plan.inputs import read_model
+from launch.prepare import PROJECT
+from launch.slurm_job import in_batch_job
+from launch.slurm_step import Where, everywhere_command
 
 NODE_SCRIPT = Path(__file__).with_name("node.py")
 NODES_S = 60.0  # for all nodes to answer
@@ -88,15 +90,16 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
     case = Case(config=config, run_dir=run_dir, processes=processes)
     request = json.dumps(
         {
+            "node": processes[0].node if config.cluster.kind == "local" else "",
             "canary": str(existing(run_dir).resolve()),
-            "paths": [str(Path(path).resolve()) for path in _inputs(config)],
+            "paths": [str(Path(path).resolve()) for path in _inputs(config) if Path(path).exists()],
             "ports": sorted({port for process in processes for port in process.ports.values()}),
             "packages": pinned_packages(),
         }
     )
     before_s = time.time()
     with ThreadPoolExecutor() as pool:
-        commands = [_everywhere([python, str(NODE_SCRIPT), request], processes) for python in case.roles_of]
+        commands = [_everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes) for python in case.roles_of]
         nodes = [node for answers in pool.map(_ask, commands) for node in answers]
     after_s = time.time()
     lost = tuple(_missing_canaries(nodes))
@@ -109,16 +112,18 @@ def existing(path: Path) -> Path:
 
 
 def _inputs(config: RunConfig) -> Iterator[str]:
+    """What every node must see as this machine does; what is not even here is for other checks to say."""
     yield config.model.path
     yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)
 
 
-def _everywhere(command: list[str], processes: Sequence[Process]) -> list[str]:
-    """On this machine, or within a Slurm allocation as a step with one task on each node of the run."""
-    names = dict.fromkeys(process.node for process in processes)
-    if "SLURM_JOB_ID" not in os.environ:
+def _everywhere(command: list[str], config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> list[str]:
+    """On this machine, or as a step on every node of the Slurm job that this process is in."""
+    if config.cluster.kind != "slurm" or not in_batch_job():
         return command
-    return ["srun", "--overlap", f"--nodes={len(names)}", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", *command]
+    nodes = list(dict.fromkeys(process.node for process in processes))
+    where = Where(cluster=config.cluster, folders=(Path.cwd(), PROJECT, existing(run_dir).resolve()))
+    return everywhere_command(nodes, where, command)
 
 
 def _ask(command: list[str]) -> list[Node]:

@@ -34,6 +34,8 @@ def gpus(case: Case) -> Finding:
     """Every node sees the GPUs that its processes get, and nobody else uses them."""
     if not case.on_gpus:
         return skipped("cluster.device=cpu")
+    if not {p.node for p in case.processes} & {node.node for node in case.nodes}:
+        return skipped("no node of the run was asked")
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:

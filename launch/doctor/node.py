@@ -1,6 +1,6 @@
 """The facts of one node as one Python sees it, printed as a line of JSON. Run as a file, on every node, by any Python 3.11:
 
-    python launch/doctor/node.py '{"canary": "/shared/out", "paths": [], "ports": [], "packages": ["torch"]}'
+    python launch/doctor/node.py '{"node": "", "canary": "/shared/out", "paths": [], "ports": [], "packages": ["torch"]}'
 
 It imports nothing but the standard library, so that an environment that lacks everything still answers.
 """
@@ -29,7 +29,7 @@ UNLIMITED = -1
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
     return {
-        "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
+        "node": request["node"] or os.environ.get("SLURMD_NODENAME") or platform.node(),
         "time_s": time.time(),
         "python": sys.executable,
         "python_version": platform.python_version(),

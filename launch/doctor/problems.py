@@ -109,6 +109,8 @@ def held_out(case: Case) -> Finding:
         return skipped("no held-out problems")
     trained = {_asked(problem) for problem in read_local("data.train", data.train, None).problems}
     kept = read_local("data.heldout", data.heldout, None).problems
+    if not kept:
+        return skipped("none could be read here")
     if both := [problem.id for problem in kept if _asked(problem) in trained]:
         return warning(
             f"{len(both)} of {len(kept)} held-out problems are trained on too, {both[0]!r} first", "take them out of data.train"

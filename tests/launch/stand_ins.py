@@ -1,17 +1,48 @@
-"""A model folder and problems that pass every check at a launch and that nobody reads."""
+"""Stand-ins for what a launch needs: a model and problems that nobody reads, and the processes of a run.
+
+`python -P` keeps the working directory off the launcher's own path, so that it is the real one, while the processes that it
+starts from there find the stand-ins first.
+"""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+PROJECT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(PROJECT)}  # the launcher of this tree, wherever another one is installed from
+
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512,
     "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 512,
 }  # fmt: skip
 PROBLEM = {"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}
+
+
+LIVES_UNTIL_CLOSED = """
+import pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
+while not (run / "closed").exists():
+    time.sleep(0.05)
+"""
+TRAINER = """
+import json, os, pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
+assert (run / "config.yaml").exists()
+if os.environ["RANK"] == "0":
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in range(1, 4):
+            line = {"step": step, "time": time.time(), "reward/mean": step / 4, "time/step_s": 0.1}
+            print(json.dumps(line), file=file, flush=True)
+            time.sleep(0.1)
+    (run / "summary.json").write_text(json.dumps({"queue": {"trained_tokens": 42}}))
+    (run / "closed").touch()
+"""
 
 
 def write_model(folder: Path, shards: int = 1) -> None:
@@ -28,3 +59,29 @@ def write_model(folder: Path, shards: int = 1) -> None:
 
 def write_problems(file: Path, *problems: dict[str, Any]) -> None:
     file.write_text("".join(json.dumps(problem) + "\n" for problem in problems or (PROBLEM,)))
+
+
+def write_project(folder: Path) -> None:
+    """A folder in which `launch` below runs with stand-ins for the queue, the engines, the judges and the trainer."""
+    for name, source in {
+        "rollout/queue.py": LIVES_UNTIL_CLOSED,
+        "rollout/__main__.py": LIVES_UNTIL_CLOSED,
+        "reward/__main__.py": LIVES_UNTIL_CLOSED,
+        "trainer/__main__.py": TRAINER,
+    }.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(source)
+    write_model(folder / "model")
+    write_problems(folder / "train.jsonl")
+
+
+def command(*arguments: str) -> list[str]:
+    own = ["model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]", "trainer.tp=1", "trainer.steps=3"]
+    given = [] if any(a.startswith("resume=") for a in arguments) else own
+    return [sys.executable, "-P", "-m", "launch", *arguments, "experiment=debug", *given]
+
+
+def launch(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=project, env=ENV, capture_output=True, text=True, timeout=120)

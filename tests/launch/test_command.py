@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launch.stand_ins import write_model, write_problems
-
-PROJECT = Path(__file__).parents[2]
+from tests.launch.stand_ins import ENV, PROJECT, write_model, write_problems
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "launch", *arguments]
+    return subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ starts from there find the stand-ins first.
 
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,54 +13,13 @@ import psutil
 import pytest
 import yaml
 
-from tests.launch.stand_ins import write_model, write_problems
-
-LIVES_UNTIL_CLOSED = """
-import pathlib, sys, time
-run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
-while not (run / "closed").exists():
-    time.sleep(0.05)
-"""
-TRAINER = """
-import json, os, pathlib, sys, time
-run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
-assert (run / "config.yaml").exists()
-if os.environ["RANK"] == "0":
-    with (run / "metrics.jsonl").open("a") as file:
-        for step in range(1, 4):
-            line = {"step": step, "time": time.time(), "reward/mean": step / 4, "time/step_s": 0.1}
-            print(json.dumps(line), file=file, flush=True)
-            time.sleep(0.1)
-    (run / "summary.json").write_text(json.dumps({"queue": {"trained_tokens": 42}}))
-    (run / "closed").touch()
-"""
+from tests.launch.stand_ins import ENV, LIVES_UNTIL_CLOSED, command, launch, write_project
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name, source in {
-        "rollout/queue.py": LIVES_UNTIL_CLOSED,
-        "rollout/__main__.py": LIVES_UNTIL_CLOSED,
-        "reward/__main__.py": LIVES_UNTIL_CLOSED,
-        "trainer/__main__.py": TRAINER,
-    }.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        (path.parent / "__init__.py").touch()
-        path.write_text(source)
-    write_model(tmp_path / "model")
-    write_problems(tmp_path / "train.jsonl")
+    write_project(tmp_path)
     return tmp_path
-
-
-def command(*arguments: str) -> list[str]:
-    own = ["model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]", "trainer.tp=1", "trainer.steps=3"]
-    given = [] if any(a.startswith("resume=") for a in arguments) else own
-    return [sys.executable, "-P", "-m", "launch", *arguments, "experiment=debug", *given]
-
-
-def launch(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=project, capture_output=True, text=True, timeout=120)
 
 
 def test_run_goes_through_and_is_not_overwritten(project: Path) -> None:
@@ -104,7 +62,9 @@ def test_failed_trainer_is_reported_with_its_words_and_how_to_go_on(project: Pat
 @pytest.mark.slow
 def test_second_launcher_of_a_run_is_refused_and_an_interrupt_leaves_nothing(project: Path) -> None:
     (project / "trainer/__main__.py").write_text(LIVES_UNTIL_CLOSED)
-    with subprocess.Popen(command("name=busy"), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as launcher:
+    with subprocess.Popen(
+        command("name=busy"), cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as launcher:
         log = project / "outputs/busy/logs/judge-0.log"
         deadline = time.monotonic() + 60
         while not log.exists() and time.monotonic() < deadline:
@@ -120,12 +80,3 @@ def test_second_launcher_of_a_run_is_refused_and_an_interrupt_leaves_nothing(pro
         assert time.monotonic() - started < 10
     assert len(pids) >= 4
     assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
-@pytest.mark.slow
-def test_sweep_leaves_a_folder_for_each_job(project: Path) -> None:
-    ended = launch(project, "-m", "rollout.max_staleness=0,1")
-    assert ended.returncode == 0
-    folders = sorted(path.name for path in project.glob("multirun/*/*") if path.is_dir())
-    assert [name[:2] for name in folders] == ["00", "01"]
-    assert all("max_staleness" in name for name in folders)
