@@ -1,10 +1,11 @@
 """How values cross between a candidate's jail and the jail of its tests: data as data, everything else as a numbered reference.
 
-Exact plain types and a few immutable ones of the standard library are copied. What else there is stays where it is: an object
-of the candidate's is a {"__ref__": …} for the tests, a function of the tests' is a {"__fn__": …} for the candidate. Every JSON
-object on this wire has one tag as its only key.
+Exact plain types, a few immutable ones of the standard library, Python's own types and exceptions are copied. What else there is
+stays where it is: an object of the candidate's is a {"__ref__": …} for the tests, a function or another object of the tests' is a
+{"__fn__": …} for the candidate. Every JSON object on this wire has one tag as its only key.
 """
 
+import builtins
 import datetime
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,8 @@ _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime.time: ("__time__", datetime.time.isoformat, datetime.time.fromisoformat),
     datetime.timedelta: ("__timedelta__", lambda v: [v.days, v.seconds, v.microseconds], lambda b: datetime.timedelta(*b)),
 }
+_BUILTIN_TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
+_TYPE, _EXCEPTION = "__type__", "__exception__"
 _RICH_BUILDERS = {tag: build for tag, _, build in _RICH.values()}
 
 
@@ -56,6 +59,10 @@ def pack(value: object, wrap: Callable[[object], dict[str, Any]], depth: int = 0
     if kind in _RICH:
         tag, flatten, _ = _RICH[kind]
         return {tag: flatten(value)}
+    if isinstance(value, type) and kind is type and _BUILTIN_TYPES.get(value.__name__) is value:
+        return {_TYPE: value.__name__}
+    if isinstance(value, Exception) and _BUILTIN_TYPES.get(kind.__name__) is kind:
+        return {_EXCEPTION: [kind.__name__, [pack(item, wrap, depth + 1) for item in value.args]]}
     return wrap(value)
 
 
@@ -77,6 +84,10 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
             return _BUILDERS[tag]([unpack(item, resolve, depth + 1) for item in body])
         if tag in _RICH_BUILDERS:
             return _RICH_BUILDERS[tag](body)
+        if tag == _TYPE:
+            return _BUILTIN_TYPES[body]
+        if tag == _EXCEPTION:
+            return _exception(body[0])(*[unpack(item, resolve, depth + 1) for item in body[1]])
     except codec.CodecError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
@@ -84,3 +95,10 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
     if tag in ("__ref__", "__fn__"):
         return resolve(tag, body)
     return codec.decode(data)
+
+
+def _exception(name: str) -> type[Exception]:
+    cls = _BUILTIN_TYPES[name]
+    if not issubclass(cls, Exception):
+        raise TypeError(f"{name} is no exception")
+    return cls

@@ -16,8 +16,8 @@ class LinkLike(Protocol):
 
 
 class Proxy:
-    """Defines operators only; every other attribute is the candidate's."""
-
+    # Defines operators only; every other attribute is the candidate's, the docstring too.
+    __doc__ = property(lambda self: self.__getattr__("__doc__"))
     __slots__ = ("_kestrel_class", "_kestrel_link", "_kestrel_number", "_kestrel_plain")
     _kestrel_link: LinkLike
     _kestrel_number: int

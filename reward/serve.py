@@ -5,7 +5,9 @@ defines; then, one request at a time:
 
     from the tests   {"do": operation, "args": [...], "kwargs": {...}}
     to them          {"ok": value, "back": [...]}     `back`: the mutable arguments as the call left them
-                     {"raise": {...}}  {"exhausted": true}  {"callback": number, "args": [...], "kwargs": {...}}
+                     {"raise": {...}}  {"exhausted": true}
+    to them          {"callback": number, "do": operation, "args": [...], "kwargs": {...}}   with an object of theirs (`lent`)
+    from them        {"answer": value}  {"exhausted": true}  {"failed": number, "kind": name}
 
 Running out of memory or stack is no exception that a test could expect: the process ends, and the judge sees it end.
 """
@@ -15,7 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from reward import crossing, harness
+from reward import crossing, harness, lent
 
 CROSSING_EXCEPTIONS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, Exception, FileNotFoundError, ImportError, IndexError, KeyError,
@@ -48,14 +50,6 @@ def write(message: dict[str, Any]) -> None:
 
 def read() -> Any:
     return harness.read_frame(harness.LINK_FD)
-
-
-class CallbackError(Exception):
-    """An exception of the tests' own that passes through the candidate; it comes back as the same object."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Server:
@@ -98,8 +92,8 @@ class Server:
         write(reply)
 
     def failure(self, error: BaseException) -> dict[str, Any]:
-        if isinstance(error, CallbackError):
-            return {"raise": {"callback": error.number}}
+        if isinstance(error, lent.Failed):
+            return {"raise": {"callback": error.kestrel_number}}
         classes = []
         for cls in type(error).__mro__:
             if cls in CROSSING_EXCEPTIONS:
@@ -122,8 +116,8 @@ class Server:
         return crossing.pack(value, self.wrap)
 
     def wrap(self, value: object) -> dict[str, Any]:
-        if isinstance(value, Callback):
-            return {"__fn__": value.number}
+        if isinstance(value, lent.Lent):
+            return {"__fn__": value.kestrel_number}
         body: dict[str, Any] = {"n": self.number(value), "class": self.number(type(value))}
         if isinstance(value, type):
             body["name"] = value.__name__
@@ -140,33 +134,21 @@ class Server:
         return crossing.unpack(data, self.resolve)
 
     def resolve(self, tag: str, body: Any) -> object:
-        return self.objects[body] if tag == "__ref__" else Callback(self, body)
+        return self.objects[body] if tag == "__ref__" else lent.KINDS[body[1]](self, body[0])
 
-
-class Callback:
-    """A function of the tests', called from the candidate."""
-
-    def __init__(self, server: Server, number: int) -> None:
-        self.server = server
-        self.number = number
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        server = self.server
-        packed = {name: server.pack(value) for name, value in kwargs.items()}
-        write({"callback": self.number, "args": [server.pack(value) for value in args], "kwargs": packed})
+    def ask(self, number: int, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """What an operation with an object of the tests' gives there."""
+        packed = {name: self.pack(value) for name, value in kwargs.items()}
+        write({"callback": number, "do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
         while True:
             message = read()
             if "answer" in message:
-                return server.unpack(message["answer"])
+                return self.unpack(message["answer"])
+            if "exhausted" in message:
+                raise StopIteration
             if "failed" in message:
-                raise CallbackError(message["failed"])
-            server.answer(message)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Callback) and other.number == self.number
-
-    def __hash__(self) -> int:
-        return hash(self.number)
+                raise lent.failure(message["failed"], message["kind"])
+            self.answer(message)
 
 
 def _plain_data(value: Any) -> object:

@@ -17,7 +17,7 @@ import types
 import unittest
 from typing import Any, NoReturn
 
-from reward import codec, crossing, harness, proxy, pytest_stand_in
+from reward import codec, crossing, harness, lent, proxy, pytest_stand_in
 from reward.serve import CROSSING_EXCEPTIONS
 
 MAX_REPLY_BYTES = 1 << 20
@@ -145,16 +145,20 @@ class Link:
 
     def call_back(self, request: dict[str, Any]) -> None:
         try:
-            function = self.ours[request["callback"]]
+            subject, operation = self.ours[request["callback"]], lent.OPERATIONS[request["do"]]
             args = [self.unpack(item) for item in request["args"]]
             kwargs = {name: self.unpack(item) for name, item in request["kwargs"].items()}
         except (LookupError, TypeError, AttributeError):
             self.give_up("the candidate calls what it was not given")
         try:
-            answer = {"answer": self.pack(function(*args, **kwargs))}
+            answer = {"answer": self.pack(operation(subject, *args, **kwargs))}
         except BaseException as error:  # noqa: BLE001 - it comes back as itself, through the candidate
-            self.raised.append(error)
-            answer = {"failed": len(self.raised) - 1}
+            if isinstance(error, StopIteration) and request["do"] == "next":
+                answer = {"exhausted": True}
+            else:
+                self.raised.append(error)
+                kind = next(cls.__name__ for cls in type(error).__mro__ if cls in CROSSING_EXCEPTIONS or cls is BaseException)
+                answer = {"failed": len(self.raised) - 1, "kind": kind}
         self.write(answer)
 
     def take_back(self, args: tuple[object, ...], back: object) -> None:
@@ -208,9 +212,9 @@ class Link:
                 return {"__ref__": number}
         for number, known in enumerate(self.ours):
             if known is value:
-                return {"__fn__": number}
+                return {"__fn__": [number, lent.kind_of(value)]}
         self.ours.append(value)
-        return {"__fn__": len(self.ours) - 1}
+        return {"__fn__": [len(self.ours) - 1, lent.kind_of(value)]}
 
     def resolve(self, tag: str, body: Any) -> object:
         try:

@@ -5,6 +5,8 @@ CodeContests     {"name", "description", "public_tests": {"input", "output"}, "p
                   "solutions": {"language", "solution"}}
 LiveCodeBench    {"question_id", "question_content", "public_test_cases": JSON list of {"input", "output", "testtype"},
                   "private_test_cases": the same, also packed, "starter_code", "metadata": JSON of {"func_name"}}
+
+Where a row says how much time or memory a test may use, its task says so too (`contest_limits`).
 """
 
 import base64
@@ -14,6 +16,7 @@ import pickletools
 import zlib
 from typing import Any
 
+from reward.readers.contest_limits import contest_limits
 from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, Refused, as_json, text_of, user
 from reward.readers.pairs import calls_tasks, stdio_task
 
@@ -30,7 +33,7 @@ def read_apps(row: dict[str, Any], at_most: int, *, name: str = "apps") -> Draft
     return Draft(
         id=f"{name}-{text_of(row, 'problem_id', 'id', 'name', 'url')}",
         messages=ask(text_of(row, "question", "description"), starter, bool(function)),
-        tasks=tasks_of(tests.get("inputs"), tests.get("outputs"), function, starter, at_most),
+        tasks=limited(tasks_of(tests.get("inputs"), tests.get("outputs"), function, starter, at_most), row),
         solutions=[solution for solution in solutions if isinstance(solution, str)][:SOLUTIONS],
     )
 
@@ -51,7 +54,7 @@ def read_codecontests(row: dict[str, Any], at_most: int) -> Draft:
     return Draft(
         id=f"codecontests-{text_of(row, 'name')}",
         messages=user(text_of(row, "description"), ASK_PROGRAM),
-        tasks=[stdio_task(inputs, outputs, at_most)],
+        tasks=limited([stdio_task(inputs, outputs, at_most)], row),
         solutions=[solution for language, solution in pairs if language in PYTHON3][:SOLUTIONS],
     )
 
@@ -75,7 +78,7 @@ def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
     return Draft(
         id=f"livecodebench-{text_of(row, 'question_id', 'question_title')}",
         messages=ask(text_of(row, "question_content"), starter, bool(function)),
-        tasks=tasks_of(inputs, outputs, function, starter, at_most)[-1:],  # no output is wrapped here
+        tasks=limited(tasks_of(inputs, outputs, function, starter, at_most)[-1:], row),  # no output is wrapped here
     )
 
 
@@ -87,6 +90,10 @@ def tasks_of(inputs: Any, outputs: Any, function: Any, starter: str, at_most: in
     if "class Solution" in starter and "." not in function:
         function = f"Solution.{function}"
     return calls_tasks(function, inputs, outputs, at_most)
+
+
+def limited(tasks: list[dict[str, Any]], *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**task, **contest_limits(*rows)} for task in tasks]
 
 
 def ask(question: str, starter: str, is_function: bool) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import ast
 from typing import Any
 
 from reward.extract import blocks
-from reward.readers.contests import tasks_of
+from reward.readers.contests import limited, tasks_of
 from reward.readers.draft import Draft, Refused, as_json, text_of, user
 from reward.readers.mbpp import entry_point
 
@@ -24,7 +24,7 @@ def read_verifiable(row: dict[str, Any], at_most: int) -> Draft:
     if isinstance(info, list) or (isinstance(info, dict) and isinstance(info.get("functional"), str)):
         tasks = [_asserts_task(info if isinstance(info, list) else [info["functional"]], code)]
     elif isinstance(info, dict):
-        tasks = _tests_tasks(info, at_most)
+        tasks = limited(_tests_tasks(info, at_most), info, row)
     else:
         raise Refused("what verifies an answer is not tests", repr(info)[:80])
     return Draft(

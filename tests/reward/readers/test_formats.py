@@ -9,9 +9,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from reward.readers.__main__ import main
+from reward.readers.contest_limits import contest_limits
 from reward.readers.draft import ReadError, Refused
 from reward.readers.files import rows
 from reward.readers.mbpp import read_mbpp
@@ -240,8 +243,7 @@ def test_rows_are_read_whatever_the_file_is(tmp_path: Path) -> None:
         assert list(rows(tmp_path / f"{name}.gz")) == expected, name
 
 
-def test_parquet_is_read_where_pyarrow_is_installed(tmp_path: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+def test_parquet_is_read(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(ROWS["codecontests"]), tmp_path / "p.parquet")
     assert list(rows(tmp_path / "p.parquet")) == ROWS["codecontests"]
 
@@ -284,3 +286,39 @@ def test_a_prompt_of_messages_stays_as_it_is() -> None:
 def test_a_prompt_that_is_missing_is_refused() -> None:
     with pytest.raises(Refused, match="no `prompt`"):
         read_verifiable({"id": "x", "ground_truth": PAIRS}, 64)
+
+
+@pytest.mark.parametrize(
+    ("row", "limits"),
+    [
+        ({"time_limit": "2.0 seconds", "memory_limit": "256.0 megabytes"}, {"test_cpu_limit_s": 2.0, "memory_limit_mb": 256}),
+        ({"time_limit": {"seconds": 1, "nanos": 500_000_000}, "memory_limit_bytes": 256_000_000},
+         {"test_cpu_limit_s": 1.5, "memory_limit_mb": 256}),
+        ({"time_limit": 3, "memory_limit": 512.0}, {"test_cpu_limit_s": 3.0, "memory_limit_mb": 512}),
+        ({"time_limit": "500 ms", "memory_limit": "1 GB"}, {"test_cpu_limit_s": 0.5, "memory_limit_mb": 1000}),
+        ({"time_limit": "0.5 - 2.0 seconds", "memory_limit": "4 megabytes"}, {"test_cpu_limit_s": 2.0, "memory_limit_mb": 64}),
+        ({"time_limit": "1 second", "memory_limit": "65536 KB"}, {"test_cpu_limit_s": 1.0, "memory_limit_mb": 66}),
+        ({"time_limit": "None", "memory_limit": None}, {}),
+        ({"time_limit": 0, "memory_limit_bytes": 0}, {}),
+        ({"time_limit": {"seconds": None}, "memory_limit": "a lot"}, {}),
+        ({"time_limit": [2], "memory_limit": True}, {}),
+    ],
+)  # fmt: skip
+def test_limits_of_contests_are_read_however_they_are_written(row: dict[str, Any], limits: dict[str, float]) -> None:
+    assert contest_limits(row) == limits
+
+
+SLOW = f"import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n{DOUBLE}"
+SLOWLY_SOLVED: dict[str, dict[str, Any]] = {
+    "apps": {**ROWS["apps"][0], "solutions": json.dumps([SLOW])},
+    "taco": {"name": "t", "question": "Double.", "input_output": json.dumps(PAIRS), "solutions": [SLOW]},
+    "codecontests": {**ROWS["codecontests"][0], "solutions": {"language": [3], "solution": [SLOW]}},
+    "verifiable": {**ROWS["verifiable"][0], "gold_standard_solution": f"```python\n{SLOW}\n```"},
+}
+
+
+@pytest.mark.parametrize("name", SLOWLY_SOLVED)
+def test_a_solution_that_takes_longer_than_its_contest_allows_is_refused(name: str, tmp_path: Path) -> None:
+    row = SLOWLY_SOLVED[name]
+    assert read(tmp_path, name, [{**row, "time_limit": 0.1}]) == []
+    assert [line["task"]["test_cpu_limit_s"] for line in read(tmp_path, name, [{**row, "time_limit": "5 seconds"}])] == [5.0]
