@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -61,12 +61,13 @@ def write_run(config: RunConfig, run_dir: Path) -> None:
     (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def read_run(run_dir: Path) -> RunConfig:
-    """The configuration of an existing run. Raises ConfigError."""
+def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of an existing run, with changes such as `trainer.tp=1`. Raises ConfigError."""
     path = run_dir / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{run_dir} is no run's folder: it holds no {CONFIG_FILE}")
     loaded = OmegaConf.load(path)
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must hold a mapping")
+    loaded.merge_with_dotlist(list(overrides))
     return to_run_config(loaded)

@@ -70,6 +70,7 @@ class AlgoConfig:
     kl_coef: float = 0.0  # beta of KL(current || reference); 0 needs no reference pass
     kl_estimator: str = "k3"  # k1 (in the reward only) | k2 | k3
     kl_in: str = "loss"  # loss | reward: beta x the trajectory's KL(old || reference) is taken off its reward
+    reference_refresh_steps: int = 0  # every so many RL steps the policy becomes the reference; 0: the model's folder, always
     entropy_coef: float = 0.0  # bonus for the mean entropy of the policy at the sampled tokens
     loss_normalisation: str = (
         "token"  # token: mean of the minibatch's tokens | sequence: mean of trajectories' means | constant: sum / longest
@@ -235,6 +236,7 @@ AT_LEAST_ONE = (
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
+    "algo.reference_refresh_steps",
     "algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
     "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
     "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
@@ -326,6 +328,10 @@ def _check_algorithm(config: RunConfig) -> None:
         raise ConfigError(
             f"algo.minibatches={algo.minibatches} does not divide the {completions} completions of a step "
             f"({algo.groups_per_step} groups x {algo.completions_per_group})"
+        )
+    if algo.reference_refresh_steps and not algo.kl_coef:
+        raise ConfigError(
+            f"algo.reference_refresh_steps={algo.reference_refresh_steps} without algo.kl_coef: nothing looks at the reference"
         )
     window_versions = ceil(rollout.window / algo.groups_per_step)
     if window_versions > rollout.max_staleness:

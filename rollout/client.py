@@ -145,8 +145,12 @@ class QueueClient(_Dialect):
         """The result, once; None if it is not complete yet."""
         result: EvalResult | None = self._call(m.AskEval(eval_id=eval_id, wait_s=wait_s), wait_s).result
         if result is not None:
-            self._call(m.CloseEval(eval_id=eval_id))
+            self.close_eval(eval_id)
         return result
+
+    def close_eval(self, eval_id: str) -> None:
+        """Nobody waits for this evaluation any more: what is left of it is not worked on."""
+        self._call(m.CloseEval(eval_id=eval_id))
 
     # The judges' requests.
 

@@ -257,6 +257,7 @@ class Ledger:
             eval_id=eval_id,
             version_min=min((int(v[0]) for v in sampled), default=groups[0].version),
             version_max=max((int(v[-1]) for v in sampled), default=groups[0].version),
+            tokens=sum(g.tokens for g in groups),
             prompts=tuple(EvalPrompt(prompt_id=g.prompt.id, rewards=_rewards(g)) for g in groups),
         )
 

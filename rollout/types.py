@@ -235,8 +235,9 @@ class EvalResult:
     """Held-out prompts, sampled and graded, with the versions they were sampled at."""
 
     eval_id: str
-    version_min: int
-    version_max: int
+    version_min: int  # of the oldest token; a push in the middle leaves later tokens a higher one
+    version_max: int  # of the newest
+    tokens: int  # sampled for it
     prompts: Sequence[EvalPrompt]
 
     @property

@@ -19,10 +19,11 @@ ALLOWED = {
     "trainer": {"trainer", "conf", "rollout.types", "rollout.wire", "rollout.client", "rollout.keys", "rollout.engine_client"},
     "launch": {"launch", "conf", "rollout.ledger", "rollout.keys", "rollout.prompts", "reward.task"},
 }
-# The judge's process is where reward meets the queue.
+# The judge's process is where reward meets the queue; a replay has no queue server to ask.
 ALLOWED_IN = {
     "reward/judge.py": {"reward", "conf", "rollout.types", "rollout.client"},
     "reward/__main__.py": {"reward", "conf", "rollout.client", "rollout.keys", "rollout.decoder", "rollout.prompts"},
+    "trainer/replay.py": {"trainer", "conf", "rollout.types", "rollout.recorded"},
 }
 # Foreign package -> where it may be imported: folders and files.
 FOREIGN = {

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
@@ -16,6 +17,7 @@ from rollout.client import QueueClient, QueueError
 from rollout.keys import KeysError, RunKeys
 from trainer import checkpoint, hf_weights, parallel
 from trainer.control import Control, LeaderFailed
+from trainer.evaluation import Evaluations
 from trainer.feed import Feed
 from trainer.health import Divergence, TrainingError
 from trainer.metrics import MetricsWriter
@@ -56,17 +58,17 @@ class Trainer:
         self.divergence = Divergence(ess_floor=config.algo.ess_floor, patience_steps=config.algo.ess_patience_steps)
         version = self.resume()
         self.feed = Feed(self.control, self.queue, pusher, version=version)
+        self.evaluations = Evaluations(self.feed, config, owed=self.resumed.get("evaluation_owed", False))
         self.metrics = MetricsWriter(run_dir, config, version=version) if self.control.is_leader else None
 
     def run(self) -> None:
-        self.feed.begin()
-        if self.feed.version == 0:
-            self.write(self.evaluate())
+        self.feed.begin(self.resumed.get("ledger", {}))
+        if figures := self.evaluations.begin():
+            self.write(figures)
         while self.feed.version < self.config.trainer.steps:
             figures = self.step()
-            if self.evaluation_due():
-                figures |= self.evaluate()
-            self.save_when_due()
+            figures |= self.evaluations.after_step()
+            figures |= self.save_when_due()
             self.write(figures)
         self.finish()
 
@@ -89,35 +91,33 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write(self.feed.version, figures)
 
-    def evaluation_due(self) -> bool:
-        version, every = self.feed.version, self.config.trainer.eval_every
-        return bool(self.config.data.heldout) and (version == self.config.trainer.steps or (every > 0 and version % every == 0))
-
-    def evaluate(self) -> Figures:
-        if not self.config.data.heldout:
-            return {}
-        watch = Stopwatch()
-        with watch("time/eval_s"):
-            result = self.feed.evaluate(self.config.trainer.eval_completions)
-        return watch.seconds | {"eval/pass_rate": result.pass_rate, "eval/reward_mean": result.mean_reward}
-
     def resume(self) -> int:
         """The version of the newest whole checkpoint, loaded; 0 when there is none."""
+        self.resumed: dict[str, Any] = {}  # what was saved beside the weights
         newest = self.control.share(str, lambda: str(checkpoint.latest(self.checkpoints.folder) or ""))
         if not newest:
             return 0
         loaded = checkpoint.load(newest, self.policy.training_state)
+        self.resumed = loaded.extra
         if self.control.is_leader:
             print(f"trainer: goes on from {newest}", flush=True)
         return loaded.version
 
-    def save_when_due(self) -> None:
+    def save_when_due(self) -> Figures:
         """Starts a checkpoint of this version when one is due, and tells the ledger of those that are safe by now."""
-        version, every = self.feed.version, self.config.trainer.checkpoint_every
-        ended = self.checkpoints.poll()
-        if version == self.config.trainer.steps or (every > 0 and version % every == 0):
-            ended += self.checkpoints.begin_save(version, {})
-        self.settle(ended)
+        watch = Stopwatch()
+        with watch("time/checkpoint_stall_s"):
+            version, every = self.feed.version, self.config.trainer.checkpoint_every
+            ended = self.checkpoints.poll()
+            if version == self.config.trainer.steps or (every > 0 and version % every == 0):
+                ended += self.checkpoints.begin_save(
+                    version, {"ledger": self.feed.position(), "evaluation_owed": self.evaluations.owed}
+                )
+            self.settle(ended)
+        figures = watch.seconds | {"checkpoint/failed": sum(saved.failure is not None for saved in ended)}
+        if written_s := [saved.seconds for saved in ended if saved.failure is None]:
+            figures["time/checkpoint_write_s"] = written_s[-1]
+        return figures
 
     def settle(self, ended: Sequence[checkpoint.Saved]) -> None:
         for saved in ended:
@@ -130,10 +130,7 @@ class Trainer:
 
     def finish(self) -> None:
         """The last checkpoint is waited for: a run that exits with 0 has saved its weights."""
-        try:
-            ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
-        except TimeoutError as error:
-            raise TrainingError(f"the last checkpoint is not written after {self.config.trainer.collective_s:g} s") from error
+        ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
         self.settle(ended)
         if failures := [saved.failure for saved in ended if saved.failure is not None]:
             raise TrainingError(f"the last checkpoint could not be written: {failures[-1]}")
@@ -160,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
     except LeaderFailed:  # rank 0 says why
         return 1
-    except (ConfigError, KeysError, ModelError, QueueError, TrainingError) as error:
+    except (ConfigError, KeysError, ModelError, QueueError, TimeoutError, TrainingError) as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

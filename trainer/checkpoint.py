@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: weights, optimizer, schedule, random state, and a small JSON record, in one unit.
+"""Checkpoints of a training job: weights, optimizer, schedule, random state, reference, and a small JSON record, in one unit.
 
     checkpoints = Checkpoints(folder, state, keep=2)
     checkpoints.begin_save(version, extra)    # all ranks: copies the state, returns, writes behind the training
@@ -7,19 +7,14 @@
 
 A checkpoint is a folder `version-<n>` in torch_dist format; it may be loaded into another layout. While it is written
 it is called `version-<n>.partial`, and the rename comes last: what bears the name is whole. A failed or killed save
-costs that save alone.
-
-Each rank writes from a thread of its own. Megatron's way, forked writers and a manager process a rank, forks under the
-threads of the collectives and leaves processes behind when a rank is killed.
+costs that save alone. `shards` does the writing.
 """
 
 import json
-import os
-import queue
 import random
 import re
 import shutil
-import threading
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,30 +24,27 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.fully_parallel import (
-    FullyParallelLoadStrategyWrapper,
-    FullyParallelSaveStrategyWrapper,
-)
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer import megatron_fixes
 from trainer.model import bare, gather_parameters
 from trainer.parallel import Mesh
+from trainer.reference import Reference
+from trainer.shards import Planner, Shards, from_rank_0, sync, sync_path
 from trainer.spec import ModelError
 
 _NAME = re.compile(r"version-(\d+)")
 _PARTIAL = ".partial"
-_MOST_MESSAGE_BYTES = 2048
 _RECORD = "kestrel.json"
 _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  # the run's configuration decides these
+_MODEL, _REFERENCE = "model", "reference"
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
 
 megatron_fixes.install()
@@ -66,6 +58,7 @@ class TrainingState:
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     mesh: Mesh
+    reference: Reference | None = None
 
 
 class Saved(NamedTuple):
@@ -108,10 +101,9 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self._state = state
         self._keep = keep
-        self._strategy = _save_strategy(state.mesh)
+        self._planner = Planner(state.mesh)
         self._pending: _Pending | None = None
         self._failed: list[Saved] = []
-        self._validated = False  # that each shard is written exactly once; the same for every save
         if state.mesh.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for left_over in self.folder.glob(f"version-*{_PARTIAL}"):
@@ -119,33 +111,33 @@ class Checkpoints:
         dist.barrier()
 
     def begin_save(self, version: int, extra: dict[str, Any], *, timeout_s: float = 600.0) -> list[Saved]:
-        """Copies the state and starts to write it. Waits for an earlier save first and returns how that ended."""
+        """Copies the state and starts to write it, with `extra` of rank 0 beside it. Waits for an earlier save first and
+        returns how that ended. Raises TimeoutError if the earlier one does not end.
+        """
         ended = self.wait(timeout_s=timeout_s)
         started_s = time.monotonic()
         partial = self.folder / f"version-{version}{_PARTIAL}"
-        record = json.dumps({"version": version, "layout": _layout(self._state.mesh), "extra": extra}, indent=1)
         failure = self._prepare(partial)
         if failure is not None:
             self._failed.append(Saved(version, 0.0, failure))
             return ended
-        request = dist_checkpointing.save(
-            _sharded_state(self._state, is_loading=False, with_random_state=True),
-            str(partial),
-            self._strategy,
-            validate_access_integrity=not self._validated,
-            async_sharded_save=True,
-        )
-        self._validated = True
-        thread = threading.Thread(target=_write, args=(request, self._copies(request)), name="checkpoint", daemon=True)
-        thread.start()
-        self._pending = _Pending(version, partial, record, request, thread, started_s)
+        reference = self._state.reference
+        record = {
+            "version": version,
+            "layout": _layout(self._state.mesh),
+            "reference": reference.identity if reference else None,
+            "extra": extra,
+        }
+        shards = self._planner.plan(_sharded_state(self._state, is_loading=False, with_random_state=True), partial)
+        shards.start()
+        self._pending = _Pending(version, partial, json.dumps(record, indent=1), shards, started_s)
         return ended
 
     def poll(self) -> list[Saved]:
         """The saves that ended since the last call. Cheap: one small all-reduce while a save is under way."""
         ended, self._failed = self._failed, []
         pending = self._pending
-        if pending is None or _any_rank(pending.thread.is_alive(), self._state.mesh):
+        if pending is None or _any_rank(pending.shards.writing, self._state.mesh):
             return ended
         self._pending = None
         return [*ended, self._finish(pending)]
@@ -153,8 +145,8 @@ class Checkpoints:
     def wait(self, *, timeout_s: float) -> list[Saved]:
         """Like `poll`, but waits for the save under way."""
         if self._pending is not None:
-            self._pending.thread.join(timeout_s)
-            if _any_rank(self._pending.thread.is_alive(), self._state.mesh):
+            self._pending.shards.join(timeout_s)
+            if _any_rank(self._pending.shards.writing, self._state.mesh):
                 raise TimeoutError(f"checkpoint {self._pending.partial} was not written within {timeout_s} s")
         return self.poll()
 
@@ -164,60 +156,35 @@ class Checkpoints:
         needed = torch.tensor([_state_bytes(self._state) if mesh.is_weight_replica_zero else 0], device=mesh.device)
         dist.all_reduce(needed)
         failure = _make_folder(partial, int(needed.item())) if mesh.rank == 0 else None
-        return _from_rank_0(failure, mesh)
-
-    def _copies(self, request: AsyncRequest) -> list[Any]:
-        """The tensors to write, in memory that training does not touch."""
-        if request.async_fn is None:
-            return []
-        buckets: list[Any] = request.preload_fn()
-        if self._state.mesh.device.type != "cpu":
-            return buckets
-        return [
-            (file, key, (blobs, [(item, tensor.detach().clone()) for item, tensor in tensors]))
-            for file, key, (blobs, tensors) in buckets
-        ]
+        return from_rank_0(failure, mesh)
 
     def _finish(self, pending: "_Pending") -> Saved:
-        """Writes the metadata once every rank has written its part, and gives the folder its name."""
-        failure = None
-        try:
-            for finalize in pending.request.finalize_fns:
-                finalize()
-        except CheckpointException as error:
-            failure = f"writing {pending.partial} failed: {error}"
-        if self._state.mesh.rank == 0:
+        """Gives the folder its name once every rank has written its part."""
+        mesh = self._state.mesh
+        failure = pending.shards.finish()
+        if mesh.rank == 0:
             failure = failure or _publish(pending.partial, pending.record)
             if failure is None:
                 self._prune()
             else:
                 shutil.rmtree(pending.partial, ignore_errors=True)
-        failure = _from_rank_0(failure, self._state.mesh)
+        failure = from_rank_0(failure, mesh)
         return Saved(pending.version, time.monotonic() - pending.started_s, failure)
 
     def _prune(self) -> None:
         for _, path in complete(self.folder)[: -self._keep]:
-            _remove(path)
+            try:
+                _remove(path)
+            except OSError as error:  # it takes space, and no harm is done: the next save tries again
+                print(f"trainer: cannot remove the old checkpoint {path}: {error}", file=sys.stderr, flush=True)
 
 
 class _Pending(NamedTuple):
     version: int
     partial: Path
     record: str
-    request: AsyncRequest
-    thread: threading.Thread
+    shards: Shards
     started_s: float
-
-
-def _save_strategy(mesh: Mesh) -> Any:
-    # The writer hands its results to the thread that finalises through this queue; Megatron would start a process to
-    # hold it.
-    filesystem_async._results_queue = queue.Queue()
-    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-    if mesh.dp * mesh.layout.cp == 1:
-        return strategy
-    # Ranks with the same parameters share the writing.
-    return FullyParallelSaveStrategyWrapper(strategy, mesh.dp_cp_group, do_cache_distribution=True)
 
 
 def _make_folder(partial: Path, needed_bytes: int) -> str | None:
@@ -232,39 +199,16 @@ def _make_folder(partial: Path, needed_bytes: int) -> str | None:
     return None
 
 
-def _write(request: AsyncRequest, buckets: list[Any]) -> None:
-    """Writes this rank's files, and leaves results or the exception for `finalize_fns`. Runs in a thread."""
-    if request.async_fn is None:
-        return
-    transforms = request.async_fn.args[0]
-    results: queue.Queue[Any] = request.async_fn_args[2]
-    written: dict[int, Any] = {}
-    for number, bucket in enumerate(buckets):
-        outcomes: queue.Queue[Any] = queue.Queue()
-        tickets: queue.Queue[int] = queue.Queue()
-        tickets.put(number)
-        filesystem_async.FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, outcomes, tickets, use_fsync=True)
-        _, outcome = outcomes.get_nowait()
-        if isinstance(outcome, Exception):
-            results.put(outcome)
-            return
-        written[number] = outcome
-    results.put(written)
-
-
 def _publish(partial: Path, record: str) -> str | None:
     """Gives a finished checkpoint its name, replacing an older one of that version, and makes that durable."""
     final = partial.with_name(partial.name.removesuffix(_PARTIAL))
     try:
         (partial / _RECORD).write_text(record)
+        sync(partial)
         if final.exists():
             _remove(final)
         partial.rename(final)
-        folder = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_path(final.parent)
     except OSError as error:
         return str(error)
     return None
@@ -281,18 +225,18 @@ def load(path: str | Path, state: TrainingState) -> Loaded:
     """Restores everything from a checkpoint, in this layout or another. The chunks are wrapped, the optimizer is built.
 
     Learning rate, betas and weight decay are the configuration's, not the checkpoint's. Random state is restored if the
-    layout is the same.
+    layout is the same. Raises ModelError if the run trained against another reference than this one.
     """
     path = Path(path)
     record = json.loads((path / _RECORD).read_text())
+    # The reference first and by itself: what is loaded may lie in the modules' own memory.
+    if version := _reference_to_load(path, record["reference"], state.reference):
+        assert state.reference is not None
+        _fill(state.chunks, _read(path, _sharded_weights(state, _REFERENCE), state.mesh), _REFERENCE)
+        state.reference.refresh(version)
     same_layout = record["layout"] == _layout(state.mesh)
-    strategy = get_default_load_sharded_strategy(str(path))
-    if state.mesh.dp * state.mesh.layout.cp > 1:
-        strategy = FullyParallelLoadStrategyWrapper(strategy, state.mesh.dp_cp_group)
-    wanted = _sharded_state(state, is_loading=True, with_random_state=same_layout)
-    loaded = dist_checkpointing.load(wanted, str(path), strategy)
-    for number, chunk in enumerate(state.chunks):
-        bare(chunk).load_state_dict(loaded[f"model{number}"])
+    loaded = _read(path, _sharded_state(state, is_loading=True, with_random_state=same_layout), state.mesh)
+    _fill(state.chunks, loaded, _MODEL)
     settings = [{key: group[key] for key in _HYPERPARAMETERS if key in group} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(loaded["optimizer"])
     for group, current in zip(state.optimizer.param_groups, settings, strict=True):
@@ -304,17 +248,65 @@ def load(path: str | Path, state: TrainingState) -> Loaded:
     return Loaded(record["version"], record["extra"])
 
 
+def _read(path: Path, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    strategy = get_default_load_sharded_strategy(str(path))
+    if mesh.dp * mesh.layout.cp > 1:
+        strategy = FullyParallelLoadStrategyWrapper(strategy, mesh.dp_cp_group)
+    loaded: dict[str, Any] = dist_checkpointing.load(wanted, str(path), strategy)
+    return loaded
+
+
+def _reference_to_load(path: Path, recorded: dict[str, Any] | None, reference: Reference | None) -> int:
+    """The version of the reference that the checkpoint holds; 0 if it is the model's folder, or none is asked for."""
+    if reference is None or recorded is None:
+        return 0
+    if recorded["version"] == 0 and recorded["fingerprint"] != reference.fingerprint:
+        raise ModelError(
+            f"{path} was trained against another reference: its weights have the fingerprint {recorded['fingerprint'][:16]}, "
+            f"those of model.path {reference.fingerprint[:16]} (in model.dtype). Bring the folder back as it was, or start a new "
+            "run"
+        )
+    return int(recorded["version"])
+
+
+def _fill(chunks: Sequence[torch.nn.Module], loaded: dict[str, Any], name: str) -> None:
+    for number, chunk in enumerate(chunks):
+        bare(chunk).load_state_dict(loaded[f"{name}{number}"])
+
+
 def _sharded_state(state: TrainingState, *, is_loading: bool, with_random_state: bool) -> dict[str, Any]:
     gather_parameters(state.chunks)
-    metadata = {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": state.mesh.dp_cp_group}
-    sharded: dict[str, Any] = {
-        f"model{number}": bare(chunk).sharded_state_dict(metadata=metadata) for number, chunk in enumerate(state.chunks)
-    }
-    sharded["optimizer"] = state.optimizer.sharded_state_dict(dict(sharded), is_loading=is_loading, metadata=metadata)
+    sharded = _sharded_weights(state, _MODEL)
+    sharded["optimizer"] = state.optimizer.sharded_state_dict(dict(sharded), is_loading=is_loading, metadata=_metadata(state))
     sharded["optimizer_steps"] = state.scheduler.num_steps
     if with_random_state:
         sharded["random_state"] = _sharded_random_state(state.mesh)
+    if not is_loading and state.reference is not None and state.reference.version:
+        with state.reference.in_place():
+            sharded |= _copied(_sharded_weights(state, _REFERENCE))
     return sharded
+
+
+def _sharded_weights(state: TrainingState, name: str) -> dict[str, Any]:
+    """What the modules hold, as Megatron's sharded state; in the checkpoint the model's own names have no prefix."""
+    sharded = {
+        f"{name}{number}": bare(chunk).sharded_state_dict(metadata=_metadata(state)) for number, chunk in enumerate(state.chunks)
+    }
+    if name != _MODEL:
+        add_prefix_for_sharding(sharded, f"{name}.")
+    return sharded
+
+
+def _copied(sharded: dict[str, Any]) -> dict[str, Any]:
+    """With tensors of its own, since the modules are about to hold others."""
+    for shard in nested_values(sharded):
+        if isinstance(shard.data, torch.Tensor):
+            shard.data = shard.data.detach().clone()
+    return sharded
+
+
+def _metadata(state: TrainingState) -> dict[str, Any]:
+    return {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": state.mesh.dp_cp_group}
 
 
 def _sharded_random_state(mesh: Mesh) -> ShardedObject:
@@ -341,8 +333,10 @@ def _layout(mesh: Mesh) -> dict[str, Any]:
 
 
 def _state_bytes(state: TrainingState) -> int:
+    """What a checkpoint takes for the parameters of this rank."""
+    with_reference = state.reference is not None and state.reference.version > 0
     return sum(
-        parameter.numel() * (parameter.element_size() + _BYTES_PER_PARAMETER_STATE)
+        parameter.numel() * (parameter.element_size() * (1 + with_reference) + _BYTES_PER_PARAMETER_STATE)
         for chunk in state.chunks
         for parameter in chunk.parameters()
     )
@@ -352,14 +346,3 @@ def _any_rank(flag: bool, mesh: Mesh) -> bool:
     value = torch.tensor([int(flag)], device=mesh.device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return bool(value.item())
-
-
-def _from_rank_0(failure: str | None, mesh: Mesh) -> str | None:
-    """What rank 0 says, on every rank."""
-    message = (failure or "").encode()[:_MOST_MESSAGE_BYTES]
-    told = torch.zeros(_MOST_MESSAGE_BYTES, dtype=torch.uint8)
-    if mesh.rank == 0 and message:
-        told[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    told = told.to(mesh.device)
-    dist.broadcast(told, src=0)
-    return told.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") or None

@@ -3,14 +3,16 @@
 While it waits for a batch or an evaluation it pushes the present weights to engines that join, since that may be what is needed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout.client import QueueClient
+from rollout.client import QueueClient, QueueError
 from rollout.types import Batch, EvalResult, Waiting
 from trainer.control import Control
 from trainer.push import Pusher, PushReport
 
 POLL_S = 2.0
+POSITION = ("admitted_groups", "steps_taken")  # neither ever falls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +31,21 @@ class Feed:
         self._control, self._queue, self._pusher = control, queue, pusher
         self.version = version  # of the weights that the policy holds
 
-    def begin(self) -> PushReport:
-        """A run starts, or goes on from a checkpoint: the ledger goes back to `version`, and the fleet gets its weights."""
-        if self._queue is not None:
-            self._queue.rewind(self.version)
+    def begin(self, position: Mapping[str, int]) -> PushReport:
+        """A run starts, or goes on from a checkpoint: the ledger goes back to `version`, and the fleet gets its weights.
+
+        position: what `position` said when the checkpoint was made; {} where there is none. Raises QueueError if this
+        cannot be the ledger that the checkpoint was made with.
+        """
+        self._control.share(bool, lambda: self._rewind(position))
         return self.publish()
+
+    def position(self) -> dict[str, int]:
+        """Where the ledger stands, for a checkpoint; on rank 0, {} elsewhere."""
+        if self._queue is None:
+            return {}
+        ledger = self._queue.status()["ledger"]
+        return {name: int(ledger[name]) for name in POSITION}
 
     def publish(self) -> PushReport:
         """Gives the present weights to the fleet as it is now."""
@@ -59,15 +71,25 @@ class Feed:
                 self.publish()
         return answer.batch
 
-    def evaluate(self, completions: int) -> EvalResult:
-        """The held-out problems, sampled and graded at the present version, while nothing trains."""
-        eval_id = f"version-{self.version}"
+    def start_evaluation(self, eval_id: str, completions: int) -> None:
+        """Has the held-out problems sampled and graded from now on, ahead of training groups."""
         if self._queue is not None:
             self._queue.start_eval(eval_id, completions=completions)
-        while (answer := self._control.share(_Answer, lambda: self._ask_eval(eval_id))).result is None:
+
+    def evaluation(self, eval_id: str, *, wait: bool) -> EvalResult | None:
+        """Its result, once it is complete; otherwise None, or, if it is waited for, Stalled when it cannot come."""
+        while (answer := self._control.share(_Answer, lambda: self._ask_eval(eval_id, POLL_S if wait else 0.0))).result is None:
+            if not wait:
+                return None
             if answer.engines_waiting:
                 self.publish()
         return answer.result
+
+    def end_evaluation(self, eval_id: str, reason: str) -> None:
+        """Gives it up: nobody waits for it any more."""
+        if self._queue is not None:
+            print(f"trainer: the evaluation of {eval_id} is given up: {reason}", flush=True)
+            self._queue.close_eval(eval_id)
 
     def durable(self, version: int) -> None:
         """The checkpoint of `version` is safe: what lies before it may be forgotten."""
@@ -81,6 +103,18 @@ class Feed:
         figures: dict[str, float] = self._queue.status()["figures"]
         return figures
 
+    def _rewind(self, position: Mapping[str, int]) -> bool:
+        assert self._queue is not None
+        ledger = self._queue.status()["ledger"]
+        for name, least in position.items():
+            if ledger[name] < least:
+                raise QueueError(
+                    f"the ledger has {name}={ledger[name]}, but had {least} when the checkpoint of version {self.version} was "
+                    "made: it is not this run's, or an older copy. Bring the ledger.db back that belongs to the checkpoint"
+                )
+        self._queue.rewind(self.version)
+        return True
+
     def _ask_batch(self) -> _Answer:
         assert self._queue is not None
         found = self._queue.take(self.version, wait_s=POLL_S)
@@ -88,9 +122,9 @@ class Feed:
             return _Answer(engines_waiting=found.fleet_changed)
         return _Answer(batch=found)
 
-    def _ask_eval(self, eval_id: str) -> _Answer:
+    def _ask_eval(self, eval_id: str, wait_s: float) -> _Answer:
         assert self._queue is not None
-        result = self._queue.eval_result(eval_id, wait_s=POLL_S)
+        result = self._queue.eval_result(eval_id, wait_s=wait_s)
         if result is not None:
             return _Answer(result=result)
         return _Answer(engines_waiting=any(e.version != self.version for e in self._queue.fleet()))

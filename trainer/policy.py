@@ -27,6 +27,7 @@ from trainer.metrics import TokenFigures
 from trainer.objective import Objective, token_losses
 from trainer.packing import Microbatch
 from trainer.parallel import Mesh
+from trainer.reference import Reference
 from trainer.signal import Signal
 from trainer.spec import ModelSpec, read_spec
 
@@ -53,12 +54,18 @@ class Policy:
         # The loss arrives normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
         config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
         config.grad_scale_func = optimizer.scale_loss
-        self._reference: list[Tensor] | None = None
+        self.reference: Reference | None = None
 
     @property
     def training_state(self) -> TrainingState:
         """What a checkpoint saves and restores."""
-        return TrainingState(chunks=self.chunks, optimizer=self.optimizer, scheduler=self.scheduler, mesh=self.mesh)
+        return TrainingState(
+            chunks=self.chunks,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            mesh=self.mesh,
+            reference=self.reference,
+        )
 
     def logprobs(self, microbatches: Sequence[Microbatch], quantity: str) -> list[Tensor]:
         """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient.
@@ -127,24 +134,16 @@ class Policy:
         model.gather_parameters(self.chunks)
 
     def remember_reference(self) -> None:
-        """Keeps a copy of the present weights, in pinned CPU memory on a GPU machine, as the frozen reference."""
-        self._reference = [_to_host(p.data) for p in self.parameters()]
+        """Keeps a copy of the present weights as the frozen reference."""
+        self.reference = Reference(self.chunks, self.spec, self.mesh)
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
         """Within it the modules hold the reference's weights."""
-        if self._reference is None:
+        if self.reference is None:
             raise TrainingError("no reference weights were remembered")
-        current = [p.data.clone() for p in self.parameters()]
-        self._fill(self._reference)
-        try:
+        with self.reference.in_place():
             yield
-        finally:
-            self._fill(current)
-
-    def _fill(self, tensors: Sequence[Tensor]) -> None:
-        for parameter, tensor in zip(self.parameters(), tensors, strict=True):
-            parameter.data.copy_(tensor, non_blocking=True)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
@@ -255,8 +254,3 @@ def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
         ),
         temperature=config.rollout.temperature,
     )
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return host.copy_(tensor)

@@ -4,6 +4,7 @@ batch -> minibatches of packed microbatches
       -> old log-probs (forward) -> reference log-probs (forward, reference weights swapped in)
       -> behaviour weights, advantages by group
       -> for each minibatch: forward, backward, optimizer step
+      -> when it is due, the reference becomes what the policy is now
 """
 
 import time
@@ -68,6 +69,9 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
             norms.append(norm)
             done += len(minibatch)
         policy.gather_parameters()
+    if (every := config.algo.reference_refresh_steps) and policy.reference and (batch.step + 1) % every == 0:
+        policy.reference.refresh(batch.step + 1)
+    of_reference = policy.reference.figures() if policy.reference else {}
     return (
         figures.reduce()
         | {
@@ -76,6 +80,7 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
             "learning_rate": learning_rate,
         }
         | packing_figures(minibatches)
+        | of_reference
     )
 
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
@@ -39,6 +40,13 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, deadline_s: f
         for process in processes:
             process.kill()
             process.join()
+
+
+def start(function: Callable[..., Any], *args: Any) -> BaseProcess:
+    """Another process beside the ranks, forked like them; the caller ends it."""
+    process = _context.Process(target=function, args=args, daemon=True)
+    process.start()
+    return process
 
 
 def _collect(pipes: list[Connection], deadline: float, deadline_s: float) -> list[Any]:

@@ -1,15 +1,19 @@
 """A run that was stopped goes on as if it had not been, from a checkpoint that is whole or not there."""
 
 import os
+import random
 import resource
+import shutil
 import signal
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainer import jobs, ranks
+from tests.trainer import jobs, namespaces, ranks
 from trainer import checkpoint, parallel
 from trainer.spec import Layout, ModelError, read_spec
 
@@ -143,11 +147,13 @@ def train_nothing_but_save(folder: str, checkpoints: str) -> dict:
     seen["third"] = store.wait(timeout_s=60)
     seen["kept"] = [version for version, _ in checkpoint.complete(checkpoints)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if mesh.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    store.begin_save(4, {})
-    seen["failed"] = store.wait(timeout_s=60)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    seen["failed"] = []
+    for victim, most_bytes in ((1, 10_000), (0, 10_000), (0, 100)):
+        if mesh.rank == victim:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+        store.begin_save(4, {})
+        seen["failed"] += store.wait(timeout_s=60)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     seen["after failure"] = sorted(path.name for path in Path(checkpoints).iterdir())
     store.begin_save(3, {"again": True})
     store.wait(timeout_s=60)
@@ -164,8 +170,9 @@ def test_the_last_few_are_kept_and_a_failed_write_costs_only_that_save(tmp_path)
         assert seen["first poll"] == []
         assert [(saved.version, saved.failure) for saved in seen["third"]] == [(3, None)]
         assert seen["kept"] == [2, 3]
-        assert [saved.version for saved in seen["failed"]] == [4]
-        assert "File too large" in seen["failed"][0].failure
+        assert [saved.version for saved in seen["failed"]] == [4, 4, 4]
+        for saved, rank in zip(seen["failed"], (1, 0, 0), strict=True):
+            assert saved.failure.startswith(f"rank {rank}: ") and "File too large" in saved.failure
         assert seen["after failure"] == ["version-2", "version-3"]
         assert seen["loaded"] == checkpoint.Loaded(3, {"again": True})
 
@@ -192,23 +199,88 @@ def test_a_save_holds_the_weights_of_the_moment_it_began(tmp_path):
     assert all(torch.equal(weights[key], values) for key, values in made.state_dict().items())
 
 
-def die_while_saving(folder: str, checkpoints: str) -> None:
+def save_until_killed(folder: str, checkpoints: str, saves: float | None) -> int:
+    """Goes on from the newest checkpoint, whose every value must be its version; is killed so many saves after its first."""
     mesh = parallel.initialize(Layout(), seed=1, timeout_s=60)
     state = jobs.build_job(folder, mesh, load=True, dtype="float32")
     store = checkpoint.Checkpoints(checkpoints, state, keep=2)
+    newest = checkpoint.latest(checkpoints)
+    version = checkpoint.load(newest, state).version if newest else 0
+    if newest:
+        values = [*state.chunks[0].parameters(), *(v for v in optimizer_state(state).values() if v.dim())]
+        assert all(torch.equal(value, torch.full_like(value, version)) for value in values)
+    if saves is None:
+        parallel.shutdown()
+        return version
+    inner = state.optimizer.chained_optimizers[0].optimizer
+    killer = None
+    while True:
+        version += 1
+        with torch.no_grad():
+            for value in (*state.chunks[0].parameters(), *(v for s in inner.state.values() for v in s.values())):
+                value.fill_(version)
+        began_s = time.monotonic()
+        ended = store.begin_save(version, {})
+        if killer is None:
+            ended = store.wait(timeout_s=60)
+            killer = threading.Timer(saves * (time.monotonic() - began_s), os.kill, (os.getpid(), signal.SIGKILL))
+            killer.start()
+        assert [saved.failure for saved in ended if saved.failure] == []
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_of_saving_a_job_goes_on_from_a_whole_checkpoint(tmp_path):
+    jobs.make_model(tmp_path / "model", "qwen2")
+    arguments = str(tmp_path / "model"), str(tmp_path / "checkpoints")
+    chance = random.Random(5)
+    for _ in range(6):
+        with pytest.raises(ranks.RankFailed, match="died"):
+            ranks.run(save_until_killed, 2, *arguments, chance.uniform(0.0, 2.0))
+    left = {path.name.rpartition(".")[2] for path in (tmp_path / "checkpoints").iterdir()}
+    assert "partial" in left  # some kill fell into a save
+    versions = ranks.run(save_until_killed, 2, *arguments, None)
+    assert versions[0] == versions[1] >= 6
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def save_on_a_disk_that_fills_up(folder: str, checkpoints: str) -> tuple[list[checkpoint.Saved], list[str], checkpoint.Loaded]:
+    """Saves of version 2 with ever more room, from no page to what version 1 took; the file system is this process's own."""
+    namespaces.own_tmpfs(checkpoints, size_bytes=64 << 20)
+    mesh = parallel.initialize(Layout(), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    store = checkpoint.Checkpoints(checkpoints, state, keep=3)
     store.begin_save(1, {})
     store.wait(timeout_s=60)
-    store.begin_save(2, {})
-    os.kill(os.getpid(), signal.SIGKILL)
+    disk_usage, plenty = shutil.disk_usage, shutil.disk_usage(checkpoints)
+    size = plenty.used
+    checkpoint.shutil.disk_usage = lambda path: plenty  # so that the disk is full only when it is written to
+    page = os.sysconf("SC_PAGE_SIZE")
+    rooms = [n * page for n in range(6)] + [size // 2] + [size - n * page for n in range(12, 0, -1)]
+    failed, left = [], set()
+    for room in rooms:
+        filler = os.open(f"{checkpoints}/filler", os.O_CREAT | os.O_RDWR)
+        os.posix_fallocate(filler, 0, disk_usage(checkpoints).free - room)
+        os.close(filler)
+        store.begin_save(2, {})
+        failed += store.wait(timeout_s=60)
+        os.unlink(f"{checkpoints}/filler")
+        left |= {path.name for path in Path(checkpoints).iterdir()}
+    store.begin_save(3, {"after": "all"})
+    store.wait(timeout_s=60)
+    loaded = checkpoint.load(checkpoint.latest(checkpoints), state)
+    parallel.shutdown()
+    return failed, sorted(left), loaded
 
 
-def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
+def test_a_disk_that_is_full_at_any_point_of_a_save_costs_that_save_alone(tmp_path):
     jobs.make_model(tmp_path / "model", "qwen2")
-    checkpoints = tmp_path / "checkpoints"
-    with pytest.raises(ranks.RankFailed, match="died"):
-        ranks.run(die_while_saving, 1, str(tmp_path / "model"), str(checkpoints))
-    assert (checkpoints / "version-2.partial").exists()
-    assert checkpoint.latest(checkpoints) == checkpoints / "version-1"
+    (tmp_path / "checkpoints").mkdir()
+    arguments = str(tmp_path / "model"), str(tmp_path / "checkpoints")
+    [(failed, left, loaded)] = ranks.run(save_on_a_disk_that_fills_up, 1, *arguments)
+    assert len(failed) == 19
+    assert [saved.failure for saved in failed if "No space left" not in (saved.failure or "")] == []
+    assert left == ["version-1"]
+    assert loaded == checkpoint.Loaded(3, {"after": "all"})
 
 
 def test_no_space_is_found_out_before_writing(tmp_path, monkeypatch):

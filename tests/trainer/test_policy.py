@@ -11,10 +11,10 @@ from tests.trainer import ranks
 VOCAB = 64
 
 
-def model_folder(path, layers: int = 4) -> str:
+def model_folder(path, layers: int = 4, seed: int = 0) -> str:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=256, initializer_range=0.2,

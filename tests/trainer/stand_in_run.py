@@ -1,0 +1,244 @@
+"""A whole run with the real queue server and real trainer ranks; worker, engine and judge are the tests' own.
+
+The engine is `FakeEngine` behind its HTTP port, so pushes are real. What it samples is a pure function of the prompt, the number
+of the trajectory (which takes the place of a seed) and the version; the judge's verdict is one of the completion. So with
+`max_staleness=0` two runs give the same weights, whatever happened to their processes on the way.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.load import write_run
+from conf.schema import RunConfig, check
+from rollout.client import AsyncQueueClient, QueueClient
+from rollout.engine_client import EngineClient
+from rollout.keys import RunKeys
+from rollout.types import Finish, Position, Segment, SegmentWork, Verdict
+from tests.rollout.fake_engine import VOCABULARY, FakeEngine, serve
+from tests.trainer import ranks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STOP_TOKENS = list(range(0, VOCABULARY, 29))
+WAIT_S = 60.0
+CONCURRENCY = 16
+
+
+def make_run(folder: Path, first_port: int, **settings: Any) -> "Run":
+    """A small run, with changes to its settings as `trainer__steps=3`."""
+    config = RunConfig(name="run", output=str(folder))
+    config.model.path, config.model.dtype = str(_model(folder / "model")), "float32"
+    config.data.train, config.data.heldout = [_problems(folder / "train.jsonl", 7)], [_problems(folder / "heldout.jsonl", 3)]
+    config.data.max_prompt_tokens = 8
+    algo, rollout, trainer = config.algo, config.rollout, config.trainer
+    algo.groups_per_step, algo.completions_per_group, algo.minibatches, algo.kl_coef = 2, 4, 2, 0.05
+    algo.ess_floor = 0.0  # the engine samples what no policy would
+    rollout.max_staleness, rollout.max_completion_tokens, rollout.segment_tokens, rollout.lease_s = 0, 20, 4, 5.0
+    rollout.engine_start_s = 20.0
+    trainer.pp, trainer.tokens_per_microbatch, trainer.lr, trainer.steps = 2, 64, 1e-2, 6
+    trainer.push_s, trainer.stall_s, trainer.collective_s = 20.0, 40.0, 50.0
+    trainer.checkpoint_every, trainer.checkpoints_kept = 2, 100
+    for key, value in settings.items():
+        section, name = key.split("__")
+        assert hasattr(getattr(config, section), name), key
+        setattr(getattr(config, section), name, value)
+    check(config)
+    run = Run(path=folder / "run", config=config, first_port=first_port)
+    write_run(config, run.path)
+    RunKeys.create(run.path)
+    return run
+
+
+def _model(folder: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
+    return folder
+
+
+def _problems(path: Path, count: int) -> str:
+    task = {"kind": "calls", "tests": [{"args": [1], "expected": 1}]}
+    lines = [{"id": f"{path.stem}-{i}", "prompt": f"t{i + 1} t{i + 2}", "raw": True, "task": task} for i in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@dataclass(kw_only=True)
+class Run:
+    path: Path
+    config: RunConfig
+    first_port: int
+    generated: list[tuple[Position, tuple[int, ...]]] = field(default_factory=list)  # every call: where, and its input tokens
+    token_s: float = 0.0005
+    hold_evaluations: Callable[[Position], Awaitable[None]] | None = None  # awaited before an evaluation's segment is sampled
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.first_port}"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The last ones, from hf/."""
+        from safetensors.torch import load_file
+
+        return {name: value for file in (self.path / "hf").glob("*.safetensors") for name, value in load_file(file).items()}
+
+    @contextlib.contextmanager
+    def queue(self):
+        """The queue server, as a process."""
+        command = [sys.executable, "-m", "rollout.queue", "--run", str(self.path), "--bind", self.endpoint]
+        with (self.path / "queue.log").open("a") as log:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def train(self, *, die_at: tuple[int, float] | None = None, deadline_s: float = 120.0) -> None:
+        """The trainer's ranks with a fleet of their own, to the end; or killed so many seconds after a step's line came."""
+        with _Fleet(self):
+            size = self.config.trainer.tp * self.config.trainer.pp * self.config.trainer.dp
+            codes = ranks.run(_trainer, size, str(self.path), self.endpoint, self.first_port + 2, die_at, deadline_s=deadline_s)
+            assert codes == [0] * size
+
+
+def _trainer(run: str, endpoint: str, push_port: int, die_at: tuple[int, float] | None) -> int:
+    from trainer.__main__ import main
+
+    if die_at is not None and os.environ["RANK"] == "0":
+        threading.Thread(target=_die, args=(Path(run) / "metrics.jsonl", *die_at), daemon=True).start()
+    return main(["--run", run, "--queue", endpoint, "--push-port", str(push_port)])
+
+
+def _die(metrics: Path, step: int, after_s: float) -> None:
+    while not metrics.exists() or f'"step": {step},' not in metrics.read_text():
+        time.sleep(0.005)
+    time.sleep(after_s)
+    os.kill(os.getpid(), 9)
+
+
+def _engine(port: int, key: str, token_s: float) -> None:
+    engine = FakeEngine(port=port, api_key=key)
+    engine.token_s = token_s
+    asyncio.run(serve(engine))
+
+
+class _Fleet:
+    """One engine with its worker, and a judge, in threads of the test's process."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._keys = RunKeys.load(run.path)
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._threads = [threading.Thread(target=self._guard, args=(part,)) for part in (self._work, self._judge)]
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _guard(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
+            self._failure = error
+
+    def _judge(self) -> None:
+        with QueueClient(self._run.endpoint, self._keys, "judge", timeout_s=WAIT_S) as client:
+            while not self._ending.is_set():
+                for work in client.lease_grading("judge", 64, wait_s=0.05):
+                    position = work.position
+                    digest = hashlib.sha256(work.completion.encode()).digest()
+                    client.verdict("judge", position.group, position.trajectory, Verdict(reward=float(digest[0] % 2)))
+
+    def _work(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        # A process of its own: engine and trainer join groups by the same names, and a process can use a name once.
+        port, key = self._run.first_port + 1, self._keys.engine_api_key
+        engine = ranks.start(_engine, port, key, self._run.token_s)
+        try:
+            await self._lease(f"http://127.0.0.1:{port}", key)
+        finally:
+            engine.kill()
+            engine.join()
+
+    async def _lease(self, url: str, key: str) -> None:
+        async with (
+            AsyncQueueClient(self._run.endpoint, self._keys, "worker", timeout_s=WAIT_S) as queue,
+            EngineClient(url, api_key=key) as client,
+        ):
+            while not await client.healthy():
+                await asyncio.sleep(0.05)
+            await queue.register_engine("engine-0", url, 1, time.time_ns() // 1_000_000)
+            flights: dict[asyncio.Task[None], Position] = {}
+            while not self._ending.is_set():
+                await queue.heartbeat("engine-0", "worker", list(flights.values()))
+                free = CONCURRENCY - len(flights)
+                works = await queue.lease_segments("engine-0", free, wait_s=0.05) if free else []
+                flights |= {asyncio.create_task(self._fly(queue, client, work)): work.position for work in works}
+                done, _ = await asyncio.wait(flights, timeout=0.05) if flights else (set(), set())
+                for task in done:
+                    del flights[task]
+                    task.result()
+            for task in flights:
+                task.cancel()
+            await asyncio.gather(*flights, return_exceptions=True)
+
+    async def _fly(self, queue: AsyncQueueClient, client: EngineClient, work: SegmentWork) -> None:
+        position = work.position
+        if position.group < 0 and self._run.hold_evaluations is not None:
+            await self._run.hold_evaluations(position)
+        self._run.generated.append((position, tuple(work.input_tokens.tolist())))
+        generated = await client.generate(
+            [position.trajectory, *work.input_tokens.tolist()],
+            {"temperature": 1.0},
+            rid=f"{position.group}.{position.trajectory}.{position.offset}",
+            max_new_tokens=work.max_new_tokens,
+            stop_token_ids=STOP_TOKENS,
+            deadline_s=WAIT_S,
+        )
+        full = position.offset + len(generated.tokens) >= self._run.config.rollout.max_completion_tokens
+        stopped = int(generated.tokens[-1]) in STOP_TOKENS
+        segment = Segment(
+            tokens=np.array(generated.tokens, np.int32),
+            logprobs=np.array(generated.logprobs, np.float32),
+            versions=np.array(generated.versions, np.int32),
+            finish=Finish.STOP if stopped else Finish.LENGTH if full else Finish.CUT,
+            engine="engine-0",
+        )
+        await queue.report_segment("engine-0", position.group, position.trajectory, position.offset, segment)

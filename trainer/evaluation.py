@@ -1,0 +1,104 @@
+"""Evaluations: held-out problems, sampled by the run's own engines and graded by its own judges, while training goes on.
+
+The first (before step 1) and the last (after the final step) are waited for. Those between are asked for, and looked after once
+a step; their figures stand on the line of the step at which they were complete. There are never two at once: one that falls due
+while another is out begins when that one is in, or not at all if the last one comes first.
+
+Problems are leased ahead of training groups, so they begin at the version at which they were asked for, `eval/version`. A push
+does not stop them, as it stops no trajectory: tokens after it are of the next version. `eval/version_min` and `_max` tell.
+"""
+
+import time
+from dataclasses import dataclass
+
+from conf.schema import RunConfig
+from rollout.types import EvalResult
+from trainer.feed import Feed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    version: int
+    began_s: float
+
+
+class Evaluations:
+    """One rank's end; every method is collective."""
+
+    def __init__(self, feed: Feed, config: RunConfig, *, owed: bool) -> None:
+        """owed: the run goes on from a checkpoint that was made while one was out or due; it begins anew, at this version."""
+        self._feed = feed
+        self._steps, self._every = config.trainer.steps, config.trainer.eval_every
+        self._completions = config.trainer.eval_completions
+        self._there_are_problems = bool(config.data.heldout)
+        self._due = owed
+        self._asked: _Asked | None = None
+
+    @property
+    def owed(self) -> bool:
+        """Whether one is out or due: a checkpoint keeps this."""
+        return self._due or self._asked is not None
+
+    def begin(self) -> dict[str, float]:
+        """Before the first step of this process. A run's very first evaluation is waited for."""
+        if self._feed.version == 0:
+            return self._wait_for_one()
+        self._ask_if_due()
+        return {}
+
+    def after_step(self) -> dict[str, float]:
+        """Collects what is complete, and asks for what is due. The figures of a complete one."""
+        version = self._feed.version
+        figures = self._collect(wait=False)
+        if version == self._steps:
+            if self._asked is not None:
+                self._give_up(self._asked)
+            return self._wait_for_one() or figures
+        self._due |= self._every > 0 and version % self._every == 0
+        self._ask_if_due()
+        return figures
+
+    def _wait_for_one(self) -> dict[str, float]:
+        if not self._there_are_problems:
+            return {}
+        began_s = time.monotonic()
+        self._due = True
+        self._ask_if_due()
+        figures = self._collect(wait=True)
+        return figures | {"time/eval_s": time.monotonic() - began_s}
+
+    def _ask_if_due(self) -> None:
+        if self._due and self._asked is None:
+            self._due = False
+            if self._there_are_problems:
+                self._asked = _Asked(version=self._feed.version, began_s=time.monotonic())
+                self._feed.start_evaluation(_name(self._asked), self._completions)
+
+    def _collect(self, *, wait: bool) -> dict[str, float]:
+        if self._asked is None:
+            return {}
+        result = self._feed.evaluation(_name(self._asked), wait=wait)
+        if result is None:
+            return {}
+        asked, self._asked = self._asked, None
+        return _figures(result, asked)
+
+    def _give_up(self, asked: _Asked) -> None:
+        self._feed.end_evaluation(_name(asked), "the last one begins")
+        self._asked = None
+
+
+def _name(asked: _Asked) -> str:
+    return f"version-{asked.version}"
+
+
+def _figures(result: EvalResult, asked: _Asked) -> dict[str, float]:
+    return {
+        "eval/pass_rate": result.pass_rate,
+        "eval/reward_mean": result.mean_reward,
+        "eval/tokens": result.tokens,
+        "eval/version": asked.version,
+        "eval/version_min": result.version_min,
+        "eval/version_max": result.version_max,
+        "eval/wall_s": time.monotonic() - asked.began_s,
+    }

@@ -1,0 +1,202 @@
+"""Trains on a recorded batch again, with nothing else running: no engines, no judges, no queue server.
+
+    python -m trainer.replay outputs/NAME step=12 [catch_up=false] [profile=trace.json] [trainer.tp=1 trainer.pp=1 ...]
+
+Steps count as in metrics.jsonl: step 12 takes the weights from version 11 to 12. It starts from the newest checkpoint that is
+not newer than version 11 (or the model's folder), first trains on the batches in between (`catch_up`), then on that of step 12,
+and prints the figures beside the recorded ones. `profile` writes a trace of that step on rank 0, for ui.perfetto.dev. The run's
+folder is only read. Settings given behind it change the replay alone, so that a run on many GPUs can be looked at in another
+layout.
+
+It starts as many ranks as the layout needs on this machine; under torchrun it is a rank itself.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from conf.load import read_run
+from conf.schema import ConfigError, RunConfig
+from rollout import recorded
+from rollout.recorded import RecordError
+from rollout.types import Batch
+from trainer import checkpoint, parallel
+from trainer.control import Control, LeaderFailed
+from trainer.health import TrainingError
+from trainer.policy import load_policy
+from trainer.spec import ModelError, layout_of
+from trainer.step import Figures, Stopwatch, batch_figures, train_step
+
+
+class ReplayError(RuntimeError):
+    """A step that cannot be replayed; the message says what can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    run_dir: Path
+    step: int  # as metrics.jsonl counts
+    catch_up: bool  # train on the batches between the checkpoint and the step, instead of from older weights
+    profile: Path | None
+    overrides: Sequence[str]
+
+    @classmethod
+    def of(cls, run_dir: Path, settings: Sequence[str]) -> "Replay":
+        """settings: `step=12`, `catch_up=false`, `profile=FILE`, and any key of the configuration."""
+        own: dict[str, str] = {}
+        overrides = []
+        for setting in settings:
+            key, separator, value = setting.partition("=")
+            if not separator:
+                raise ReplayError(f"{setting!r}: expected key=value, as in step=12 or trainer.tp=1")
+            if key in ("step", "catch_up", "profile"):
+                own[key] = value
+            elif "." in key:
+                overrides.append(setting)
+            else:
+                raise ReplayError(f"{key}: not known here; step, catch_up, profile, or a key of the configuration (trainer.tp)")
+        if not own.get("step", "").isdigit() or int(own["step"]) < 1:
+            raise ReplayError("name the step to replay, from 1 on, as metrics.jsonl counts: step=12")
+        if (catch_up := own.get("catch_up", "true")) not in ("true", "false"):
+            raise ReplayError(f"catch_up={catch_up}: true or false")
+        profile = Path(own["profile"]).absolute() if own.get("profile") else None
+        return cls(
+            run_dir=run_dir, step=int(own["step"]), catch_up=catch_up == "true", profile=profile, overrides=tuple(overrides)
+        )
+
+    def config(self) -> RunConfig:
+        """The run's, with what was changed for the replay. Raises ConfigError."""
+        return read_run(self.run_dir, self.overrides)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    checkpoint: str  # "": the model's folder
+    version: int  # of its weights
+    batches: Sequence[int]  # to train on, as the ledger counts: batch s goes from version s to s + 1
+
+
+def plan(replay: Replay) -> Plan:
+    """What to load and to train on. Raises ReplayError, RecordError."""
+    wanted = replay.step - 1
+    older = [found for found in checkpoint.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
+    version, path = older[-1] if older else (0, "")
+    batches = list(range(version, wanted + 1)) if replay.catch_up else [wanted]
+    there = recorded.steps(replay.run_dir, read_run(replay.run_dir))
+    if missing := [step for step in batches if step not in there]:
+        kept = f"those of steps {there[0] + 1} to {there[-1] + 1}" if there else "none"
+        what = f"step {missing[0] + 1}" + (f", between version {version} and it," if missing[0] != wanted else "")
+        raise ReplayError(
+            f"step {replay.step} cannot be replayed: the batch of {what} is not on record. The ledger holds {kept}; what lies "
+            "before the oldest kept checkpoint is forgotten (trainer.checkpoints_kept keeps more)"
+            + ("" if wanted not in there else "; catch_up=false trains on this batch alone, from older weights")
+        )
+    return Plan(checkpoint=str(path), version=version, batches=batches)
+
+
+def run_rank(replay: Replay) -> None:
+    """What each rank does. Collective."""
+    config = replay.config()
+    trainer = config.trainer
+    mesh = parallel.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
+    control = Control(timeout_s=trainer.collective_s)
+    todo = control.share(Plan, lambda: plan(replay))
+    policy = load_policy(config, mesh)
+    if config.algo.kl_coef > 0:
+        policy.remember_reference()
+    if todo.checkpoint:
+        checkpoint.load(todo.checkpoint, policy.training_state)
+    found: list[Batch] = []  # on rank 0
+
+    def read() -> int:
+        found.extend(recorded.batches(replay.run_dir, read_run(replay.run_dir), todo.batches))
+        return len(found)
+
+    control.share(int, read)
+    if control.is_leader:
+        print(f"weights of version {todo.version} ({todo.checkpoint or config.model.path})", flush=True)
+    for _ in todo.batches:
+        batch = control.share(Batch, lambda: found.pop(0))
+        last = batch.step + 1 == replay.step
+        watch = Stopwatch()
+        with _profiler(replay.profile if last and control.is_leader else None):
+            figures = batch_figures(batch) | train_step(policy, batch, config, watch)
+        if control.is_leader:
+            print(f"step {batch.step + 1}: loss {figures.get('loss/total', float('nan')):.6g}", flush=True)
+    if control.is_leader:
+        print(table(figures | watch.seconds, recorded_figures(replay)), flush=True)
+    parallel.shutdown()
+
+
+def recorded_figures(replay: Replay) -> Mapping[str, float]:
+    """The step's line in metrics.jsonl; {} if it has none."""
+    path = replay.run_dir / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return next((line for line in reversed(lines) if line["step"] == replay.step), {})
+
+
+def table(replayed: Figures, recorded_line: Mapping[str, float]) -> str:
+    """A line a figure: recorded, replayed, and the difference."""
+    width = max(map(len, replayed))
+    lines = [f"{'':{width}}  {'recorded':>14}  {'replayed':>14}  {'difference':>12}"]
+    for name, value in sorted(replayed.items()):
+        before = recorded_line.get(name)
+        known = ("-", "-") if before is None else (f"{before:.6g}", f"{value - before:.2e}")
+        lines.append(f"{name:{width}}  {known[0]:>14}  {value:>14.6g}  {known[1]:>12}")
+    return "\n".join(lines)
+
+
+def _profiler(target: Path | None) -> AbstractContextManager:
+    if target is None:
+        return nullcontext()
+
+    def write(profiler: torch.profiler.profile) -> None:
+        profiler.export_chrome_trace(str(target))
+        print(f"{target}: open it in ui.perfetto.dev", flush=True)
+
+    return torch.profiler.profile(on_trace_ready=write)  # of the CPU, and of the GPU where there is one
+
+
+def start_ranks(replay: Replay, arguments: Sequence[str]) -> None:
+    """Becomes torchrun with the ranks of the layout on this machine. Raises before that what the ranks would raise."""
+    trainer = replay.config().trainer
+    plan(replay)
+    ranks = layout_of(trainer).ranks_per_replica * trainer.dp
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning")
+    sys.stdout.flush()
+    os.execv(sys.executable, [*torchrun, "-m", "trainer.replay", *arguments])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="trainer.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("settings", nargs="*", help="step=N, catch_up=false, profile=FILE, section.key=value")
+    options = parser.parse_args(arguments)
+    try:
+        replay = Replay.of(options.run, options.settings)
+        if "RANK" in os.environ:
+            run_rank(replay)
+        else:
+            start_ranks(replay, arguments)
+    except LeaderFailed:  # rank 0 says why
+        return 1
+    except (ConfigError, ModelError, RecordError, ReplayError, TrainingError) as error:
+        print(f"replay: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
