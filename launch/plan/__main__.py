@@ -4,6 +4,7 @@
     python -m launch.plan experiment=kestrel_256 plan.show=[splits]   some sections of it
     python -m launch.plan experiment=kestrel_256 plan.out=plan.json plan.figures=plan.html
     python -m launch.plan check=points.csv                            measured against predicted, nothing refitted
+    python -m launch.plan from_run=outputs/NAME                       a run's phases, its bottleneck, and which knob to turn
 
 Exit codes: 0 · 2 it was asked for wrongly.
 """
@@ -11,7 +12,7 @@ Exit codes: 0 · 2 it was asked for wrongly.
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -21,21 +22,23 @@ from conf.messages import UserError, one_line
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report
 from launch.plan.figures import page
+from launch.plan.from_run import run_report
 from launch.plan.record import study_record
 from launch.plan.report import report
 from launch.plan.study import Study, make_study
 
 ASKED_WRONGLY = 2
-CHECK = "check="
+ALONE: dict[str, Callable[[Path], str]] = {"check": check_report, "from_run": run_report}  # they take no configuration
 
 
 def run(arguments: Sequence[str]) -> str:
     """What is printed. Raises ConfigError and Hydra's errors."""
-    checks = [argument.removeprefix(CHECK) for argument in arguments if argument.startswith(CHECK)]
-    if checks:
-        if len(arguments) > 1:
-            raise ConfigError(f"{CHECK}FILE stands alone; leave out {next(a for a in arguments if not a.startswith(CHECK))!r}")
-        return check_report(Path(checks[0]))
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in ALONE:
+            if len(arguments) > 1:
+                raise ConfigError(f"{key}= stands alone; leave out {next(a for a in arguments if a != argument)!r}")
+            return ALONE[key](Path(value))
     config = _configuration(arguments)
     study = make_study(config)
     text = report(study, config.plan.show)

@@ -73,10 +73,7 @@ class Comparison:
 
 def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
     """Raises ConfigError when the run does not hold enough."""
-    config = read_run(run_dir)
-    lines = [line for line in read_metrics(run_dir) if "time/step_s" in line]
-    if len(lines) < FEWEST_STEPS:
-        raise ConfigError(f"{run_dir}: {len(lines)} steps were measured; to calibrate and predict takes at least {FEWEST_STEPS}")
+    config, lines = read_run(run_dir), step_lines(run_dir)
     half = len(lines) // 2
     first, second = lines[WARM_UP_STEPS:half], lines[half:]
     scenario = calibrated(config, first, seed=seed)
@@ -84,9 +81,9 @@ def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
     step_s = fmean(s.step_s for s in predicted)
     rows = [
         _time("step", "time/step_s", step_s, first, second, binding=True),
-        _fraction("trainer idle", _simulated_trainer_idle(predicted), _trainer_idle(first), _trainer_idle(second)),
+        _fraction("trainer idle", simulated_trainer_idle(predicted), trainer_idle(first), trainer_idle(second)),
         _fraction(
-            "rollout idle", _simulated_idle(predicted, config.rollout.engines), _rollout_idle(first), _rollout_idle(second)
+            "rollout idle", simulated_idle(predicted, config.rollout.engines), rollout_idle(first), rollout_idle(second)
         ),
     ]
     simulated = {
@@ -95,8 +92,8 @@ def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
         "train": fmean(s.train_s for s in predicted) - scenario.trainer.step_overhead_s,
         "push": fmean(s.push_s for s in predicted),
     }
-    rate = _busy_tokens_per_s(first)
-    busy = Compared(what="busy engines", unit="tokens/s", first_half=rate, predicted=rate, measured=_busy_tokens_per_s(second))
+    rate = busy_tokens_per_s(first)
+    busy = Compared(what="busy engines", unit="tokens/s", first_half=rate, predicted=rate, measured=busy_tokens_per_s(second))
     rows += [_time(what, key, simulated[what], first, second) for what, key in PHASES.items()]
     return Comparison(
         run=str(run_dir),
@@ -105,6 +102,14 @@ def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
         rows=tuple(row for row in (*rows, busy) if row.measured > 0 or row.unit == "fraction"),
         scenario=scenario,
     )
+
+
+def step_lines(run_dir: Path) -> list[Metrics]:
+    """The metrics of each step. Raises ConfigError when there are too few."""
+    lines = [line for line in read_metrics(run_dir) if "time/step_s" in line]
+    if len(lines) < FEWEST_STEPS:
+        raise ConfigError(f"{run_dir}: {len(lines)} steps were measured; to calibrate and predict takes at least {FEWEST_STEPS}")
+    return lines
 
 
 def calibrated(config: RunConfig, lines: Sequence[Metrics], *, seed: int = 0) -> Scenario:
@@ -125,7 +130,7 @@ class _Fit:
 
 def _at_rate(scenario: Scenario, lines: Sequence[Metrics]) -> _Fit:
     """Busy engines sample at the measured rate; they are not always full, so the rate when full is above it."""
-    wanted, engines = _busy_tokens_per_s(lines), scenario.fleets[0].engines
+    wanted, engines = busy_tokens_per_s(lines), scenario.fleets[0].engines
     for _ in range(ROUNDS):
         steps = _simulated(_only_until(scenario, lines), lines)
         busy_s = sum(step.step_s for step in steps) - sum(step.engine_idle_s for step in steps) / engines
@@ -145,8 +150,8 @@ def _only_until(scenario: Scenario, lines: Sequence[Metrics]) -> Scenario:
 
 def _misfit(steps: Sequence[Step], lines: Sequence[Metrics], engines: int) -> float:
     step_s, measured_s = fmean(s.step_s for s in steps), fmean(line["time/step_s"] for line in lines)
-    trainer = _simulated_trainer_idle(steps) - _trainer_idle(lines)
-    return abs(step_s / measured_s - 1) + abs(trainer) + abs(_simulated_idle(steps, engines) - _rollout_idle(lines))
+    trainer = simulated_trainer_idle(steps) - trainer_idle(lines)
+    return abs(step_s / measured_s - 1) + abs(trainer) + abs(simulated_idle(steps, engines) - rollout_idle(lines))
 
 
 def _simulated(scenario: Scenario, lines: Sequence[Metrics]) -> list[Step]:
@@ -157,7 +162,7 @@ def _simulated(scenario: Scenario, lines: Sequence[Metrics]) -> list[Step]:
 def _scenario(config: RunConfig, lines: Sequence[Metrics], *, fixed_share: float, verdict_share: float, seed: int) -> Scenario:
     rollout, algo = config.rollout, config.algo
     workload = _workload(config, lines, verdict_share, seed)
-    full, full_step_s = rollout.concurrency, rollout.concurrency * rollout.engines / _busy_tokens_per_s(lines)
+    full, full_step_s = rollout.concurrency, rollout.concurrency * rollout.engines / busy_tokens_per_s(lines)
     speeds = EngineSpeeds(
         decode_s=tuple(full_step_s * (fixed_share + (1 - fixed_share) * n / full) for n in range(full + 1)),
         decode_s_per_context_token=0.0,
@@ -226,7 +231,7 @@ def _slower(speeds: EngineSpeeds, factor: float) -> EngineSpeeds:
     return replace(speeds, decode_s=tuple(factor * s for s in speeds.decode_s))
 
 
-def _busy_tokens_per_s(lines: Sequence[Metrics]) -> float:
+def busy_tokens_per_s(lines: Sequence[Metrics]) -> float:
     """Of the fleet, while its engines had something to do."""
     told = [line for line in lines if "tokens/generated_per_s" in line and "idle/rollout_fraction" in line]
     tokens = sum(line["tokens/generated_per_s"] * line["time/step_s"] for line in told)
@@ -236,20 +241,20 @@ def _busy_tokens_per_s(lines: Sequence[Metrics]) -> float:
     return tokens / busy_s
 
 
-def _trainer_idle(lines: Sequence[Metrics]) -> float:
+def trainer_idle(lines: Sequence[Metrics]) -> float:
     return sum(line["time/wait_batch_s"] for line in lines) / sum(line["time/step_s"] for line in lines)
 
 
-def _rollout_idle(lines: Sequence[Metrics]) -> float:
+def rollout_idle(lines: Sequence[Metrics]) -> float:
     told = [line for line in lines if "idle/rollout_fraction" in line]
     return sum(line["idle/rollout_fraction"] * line["time/step_s"] for line in told) / sum(line["time/step_s"] for line in told)
 
 
-def _simulated_trainer_idle(steps: Sequence[Step]) -> float:
+def simulated_trainer_idle(steps: Sequence[Step]) -> float:
     return sum(step.wait_s for step in steps) / sum(step.step_s for step in steps)
 
 
-def _simulated_idle(steps: Sequence[Step], engines: int) -> float:
+def simulated_idle(steps: Sequence[Step], engines: int) -> float:
     return sum(step.engine_idle_s for step in steps) / engines / sum(step.step_s for step in steps)
 
 
