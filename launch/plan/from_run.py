@@ -46,7 +46,7 @@ def run_report(run_dir: Path) -> str:
     config, lines = read_run(run_dir), step_lines(run_dir)[WARM_UP_STEPS:]
     comparison = from_run(run_dir)
     parts = [comparison_table(comparison), _refitted(comparison.scenario)]
-    if config.cluster.device != "cpu":
+    if config.cluster.device == "cuda":
         parts.append(_beside_the_plan(config, lines))
     parts.append(_advice(comparison, config, lines))
     return "\n\n".join(parts)
@@ -156,7 +156,10 @@ def knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
         trainer, old_logprob_s_per_token=trainer.old_logprob_s_per_token / 2, train_s_per_token=trainer.train_s_per_token / 2,
         ref_logprob_s_per_token=trainer.ref_logprob_s_per_token / 2,
     )  # fmt: skip
-    yield Knob(setting=f"trainer.dp={2 * config.trainer.dp}, on more GPUs", scenario=replace(scenario, trainer=halved))
+    twice = f"trainer.dp={2 * config.trainer.dp}"
+    yield Knob(setting=f"{twice}, on more GPUs", scenario=replace(scenario, trainer=halved))
+    both = replace(scenario, trainer=halved, fleets=(replace(fleet, engines=2 * fleet.engines),))
+    yield Knob(setting=f"{twice} rollout.engines={2 * fleet.engines}, on twice the GPUs", scenario=both)
     if trainer.ref_logprob_s_per_token:
         without = replace(trainer, ref_logprob_s_per_token=0.0)
         yield Knob(setting="algo.kl_coef=0", scenario=replace(scenario, trainer=without))
@@ -185,7 +188,7 @@ def _advice(comparison: Comparison, config: RunConfig, lines: Sequence[Metrics])
     rows += [(what, f"{said['step']:.2f}", f"{gain:+.0%}", *_idle(said), f"{lag:.2f}") for gain, what, said, lag in found]
     head = ("predicted, one thing changed", "step s", "", "trainer idle", "engines idle", "mean lag")
     gain, what = found[0][:2]
-    nothing = "No knob alone gains anything: the sides are balanced."
+    nothing = "No single setting gains anything."
     verdict = f"Turn first: {what} ({gain:+.0%} of a step predicted)." if gain <= -WORTH else nothing
     return f"{limit(trainer_idle(lines), rollout_idle(lines))} {verdict}\n\n{table(head, rows)}"
 
@@ -193,6 +196,8 @@ def _advice(comparison: Comparison, config: RunConfig, lines: Sequence[Metrics])
 def limit(trainer_waits: float, engines_idle: float) -> str:
     """What the step is limited by, in words, from the shares of a step in which each side has nothing to do."""
     seen = f"the trainer waits {trainer_waits:.0%} of a step, and engines are idle {engines_idle:.0%}"
+    if trainer_waits < SATURATED and engines_idle < SATURATED:
+        return f"Bottleneck: both sides, which are balanced; {seen}."
     if trainer_waits < SATURATED:
         return f"Bottleneck: training; {seen}."
     if engines_idle < SATURATED:

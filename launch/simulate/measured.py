@@ -82,9 +82,7 @@ def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
     rows = [
         _time("step", "time/step_s", step_s, first, second, binding=True),
         _fraction("trainer idle", simulated_trainer_idle(predicted), trainer_idle(first), trainer_idle(second)),
-        _fraction(
-            "rollout idle", simulated_idle(predicted, config.rollout.engines), rollout_idle(first), rollout_idle(second)
-        ),
+        _fraction("rollout idle", simulated_idle(predicted, config.rollout.engines), rollout_idle(first), rollout_idle(second)),
     ]
     simulated = {
         "old log-probs": fmean(s.old_logprob_s for s in predicted),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import ConfigError, RunConfig
+from conf.schema import ConfigError
 from launch.simulate import measured
 from launch.simulate.__main__ import _config as composed
 from launch.simulate.__main__ import main
@@ -18,22 +18,13 @@ from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
 from launch.simulate.timeline import trace_events
-from launch.simulate.trainer import Step
+from tests.launch.simulated_run import SMALL, as_metrics, small_job
 
 DEBUG_RUN = Path(__file__).with_name("data") / "debug_run"
-SMALL = (
-    "experiment=kestrel_256", "algo.groups_per_step=16", "rollout.engines=4", "rollout.concurrency=8", "trainer.steps=10",
-    "rollout.window=0", "rollout.max_staleness=2", "trainer.dp=1", "trainer.pp=2", "cluster.nodes=4",
-    "trainer.checkpoint_every=4", "plan.sandbox_cores=32",
-)  # fmt: skip
 
 
 def kestrel(*overrides: str, **options: object) -> Scenario:
     return scenario_of(composed(["experiment=kestrel_256", *overrides]), Options(**options))  # type: ignore[arg-type]
-
-
-def small() -> RunConfig:
-    return composed(SMALL)
 
 
 # The job's figures, by hand.
@@ -91,7 +82,7 @@ def test_one_run_prints_its_report_and_leaves_timeline_and_page(tmp_path: Path, 
 
 
 def test_the_timeline_s_slices_nest_and_follow_one_another() -> None:
-    scenario = scenario_of(small(), Options(failures=False))
+    scenario = scenario_of(small_job(), Options(failures=False))
     slices = [event for event in trace_events(simulate(scenario), detail_s=600.0) if event["ph"] == "X"]
     steps = [event for event in slices if event["name"].startswith("step ")]
     assert len(steps) == 10
@@ -121,8 +112,8 @@ def test_a_wrong_command_is_one_clear_line(arguments: list[str], said: str, caps
 
 
 def test_systems_differ_in_what_they_are_named_for() -> None:
-    by_name = {variant.name: variant for variant in systems(small())}
-    rows = {row.variant.name: row for row in compare(small(), Options(steps=10), list(by_name.values()), in_full=False)}
+    by_name = {variant.name: variant for variant in systems(small_job())}
+    rows = {row.variant.name: row for row in compare(small_job(), Options(steps=10), list(by_name.values()), in_full=False)}
     reports = {name: row.report for name, row in rows.items() if row.report is not None}
     assert len(reports) == 5
     lags = {name: max(report.lag_fractions) for name, report in reports.items()}
@@ -136,7 +127,7 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
 def test_a_variant_that_cannot_run_says_why_and_the_others_go_on() -> None:
     wrong = Variant(name="wrong", settings={"rollout.engine_tp": 16}, options={})
     right = Variant(name="right", settings={}, options={})
-    rows = list(compare(small(), Options(steps=4), [wrong, right], in_full=False))
+    rows = list(compare(small_job(), Options(steps=4), [wrong, right], in_full=False))
     assert rows[0].report is None and "cannot run" in line(rows[0])
     assert rows[1].report is not None and line(rows[1]).startswith("right")
 
@@ -150,7 +141,7 @@ def test_variants_change_one_thing_each_and_leave_out_what_is_so_already() -> No
 
 
 def test_a_trainer_s_failure_costs_half_a_checkpoint_interval_and_the_restart() -> None:
-    config = small()
+    config = small_job()
     config.plan.restart_s = 50.0
     scenario = scenario_of(config, Options(failures=False))
     baseline = simulate(scenario)
@@ -181,27 +172,12 @@ def test_what_is_calibrated_is_found_again_in_a_simulated_run(tmp_path: Path, mo
     (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in simulate(slower).steps:
-            file.write(json.dumps(_as_metrics(step, slower)) + "\n")
+            file.write(json.dumps(as_metrics(step, slower)) + "\n")
     monkeypatch.setattr(measured, "VERDICT_SHARES", (1.0,))
     comparison = from_run(tmp_path, seed=1)
     rows = {row.what: row for row in comparison.rows}
     assert rows["step"].error == pytest.approx(0, abs=0.1)
     assert rows["trainer idle"].error == pytest.approx(0, abs=0.1)
-
-
-def _as_metrics(step: Step, scenario: Scenario) -> dict[str, float]:
-    engines = scenario.fleets[0].engines
-    lengths = scenario.workload.stream()
-    groups = range((step.step - 1) * scenario.rules.groups_per_step, step.step * scenario.rules.groups_per_step)
-    return {
-        "step": step.step, "time": step.end_s,
-        "time/step_s": step.step_s, "time/wait_batch_s": step.wait_s, "time/old_logprob_s": step.old_logprob_s,
-        "time/ref_logprob_s": step.ref_logprob_s, "time/train_s": step.train_s, "time/push_s": step.push_s,
-        "tokens/trained": step.trained_tokens, "tokens/generated_per_s": step.generated_tokens / step.step_s,
-        "idle/rollout_fraction": step.engine_idle_s / engines / step.step_s,
-        "completion/max_tokens": max(max(lengths[g].completion_tokens) for g in groups),
-        "queue/to_grade": scenario.workload.grading_mean_s * 128 / step.step_s,
-    }  # fmt: skip
 
 
 def test_a_run_too_short_to_calibrate_on_is_refused(tmp_path: Path) -> None:
@@ -213,7 +189,7 @@ def test_a_run_too_short_to_calibrate_on_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_of_fewer_steps_goes_on_as_it_did() -> None:
-    report = report_of(simulate(scenario_of(small(), Options(failures=False))))
+    report = report_of(simulate(scenario_of(small_job(), Options(failures=False))))
     assert report.hours_for(110) == pytest.approx(report.hours + 100 * report.step_s["mean"] / 3600)
 
 
