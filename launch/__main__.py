@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from conf import slurm_sweep
 from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
@@ -121,6 +122,8 @@ def main() -> int:
     # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register()
+    if slurm_sweep.CHOICE in sys.argv:
+        slurm_sweep.install()
     try:
         if resumed:
             _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])

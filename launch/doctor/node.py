@@ -43,7 +43,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "overcommit": int(_read("/proc/sys/vm/overcommit_memory") or 0),
         "ephemeral_from": int((_read("/proc/sys/net/ipv4/ip_local_port_range") or "32768").split()[0]),
         "interfaces": sorted(name for _, name in socket.if_nameindex()),
-        "gpus": _gpus(),
+        "gpus": gpus(),
         "canary": _write_canary(Path(request["canary"])),
         "unseen": [path for path in request["paths"] if not os.path.exists(path)],
         "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
@@ -79,7 +79,7 @@ def _available_memory() -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _gpus() -> list[dict[str, Any]]:
+def gpus() -> list[dict[str, Any]]:
     """Name, memory and what of it is in use; none when the driver's tool is not there or does not answer."""
     try:
         answer = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout

@@ -98,10 +98,10 @@ def test_sweep_through_slurm_outlives_a_job_that_dies_without_a_word(slurm: Slur
 
 
 SACCT = """
-import subprocess, sys
-jobs = sys.argv[sys.argv.index("-j") + 1 :: 2] if "-j" in sys.argv else []
+import subprocess
 print("JobID|State|NodeList")
 for line in subprocess.run(["scontrol", "show", "job", "-o"], capture_output=True, text=True).stdout.splitlines():
     words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-    print("|".join([words["JobId"], words["JobState"], words["NodeList"]]))
+    job = "_".join([words["ArrayJobId"], words["ArrayTaskId"]]) if "ArrayJobId" in words else words["JobId"]
+    print("|".join([job, words["JobState"], words.get("NodeList", "")]))
 """

@@ -1,0 +1,1 @@
+"""How one node with GPUs is shared between trainer and engines."""

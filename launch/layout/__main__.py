@@ -1,0 +1,42 @@
+"""The overrides that suit this node's GPUs, one a line; launch/debug.sh adds them to its command.
+
+    python -m launch.layout [override …]
+
+It prints nothing where a run goes by the experiment as it is: with fewer than two GPUs, and for a run that is resumed.
+"""
+
+import os
+import sys
+
+from hydra import compose, initialize_config_module
+
+from conf.load import register, to_run_config
+from conf.messages import UserError, one_line
+from conf.schema import ConfigError
+from launch.doctor.node import gpus
+from launch.layout.fit import fit
+from launch.plan.inputs import read_model
+
+ASKED_WRONGLY = 2
+
+
+def main(overrides: list[str]) -> int:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
+    found = gpus()
+    if len(found) < 2 or any(word.startswith("resume=") for word in overrides):
+        return 0
+    register()
+    try:
+        with initialize_config_module("conf", version_base="1.3"):
+            config = to_run_config(compose("config", overrides=["name=layout", "experiment=debug", *overrides]))
+        gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
+        layout = fit(len(found), gpu_bytes, read_model(config), config.trainer.tokens_per_microbatch)
+    except (*UserError, ConfigError) as error:
+        print(f"layout: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+        return ASKED_WRONGLY
+    print("\n".join(layout.overrides))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
