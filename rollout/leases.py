@@ -3,7 +3,7 @@
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollout.rules import Rules
 from rollout.state import LedgerState, TrajectoryState
@@ -12,8 +12,7 @@ from rollout.types import Position
 Key = tuple[int, int]  # (group, trajectory)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     position: Position
     holder: str
     max_new_tokens: int  # 0 to grade

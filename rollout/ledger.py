@@ -318,6 +318,8 @@ class Ledger:
         return self.state.drops_since_take > self.rules.max_drops_per_step
 
     def _next_batch(self) -> tuple[int, ...] | None:
+        if self.state.ready < self.rules.groups_per_step:
+            return None
         chosen: list[int] = []
         bypasses_left: int | None = None  # known once the oldest group that is not ready is met
         for index, group in self.state.untaken.items():

@@ -87,6 +87,7 @@ class LedgerState:
         self.eval_tokens = 0  # of closed evaluations
         self.groups: dict[int, GroupState] = {}  # all that are not forgotten
         self.untaken: dict[int, GroupState] = {}  # training groups, in order of admission
+        self.ready = 0  # of these, how many have all their verdicts
         self.batches: dict[int, tuple[int, ...]] = {}
         self.evals: dict[str, list[int]] = {}
         self.dead: list[int] = []  # groups whose changes the next `Durable` forgets
@@ -105,6 +106,7 @@ class LedgerState:
                 group = self.groups[change.group]
                 group.trajectories[change.trajectory].verdict = change.verdict
                 group.ungraded -= 1
+                self.ready += not group.ungraded and not group.eval_id
             case Dropped():
                 self._dropped(change)
             case Taken():
@@ -149,6 +151,7 @@ class LedgerState:
             "totals": self.totals(oldest_step=self.oldest_step, trained_tokens=self.trained_tokens),
             "groups": self.groups,
             "untaken": list(self.untaken),
+            "ready": self.ready,
             "batches": self.batches,
             "evals": self.evals,
             "dead": sorted(self.dead),
@@ -165,7 +168,7 @@ class LedgerState:
             "oldest_step": self.oldest_step,
             "admitted_groups": self.admitted,
             "untaken_groups": len(self.untaken),
-            "ready_groups": sum(not g.ungraded for g in self.untaken.values()),
+            "ready_groups": self.ready,
             "dropped_groups": dict(self.dropped_groups),
             "trained_tokens": self.trained_tokens + trained,
             "waiting_tokens": sum(n for i, n in tokens.items() if i >= 0) - trained,
@@ -209,6 +212,7 @@ class LedgerState:
             group.dropped = True
             return
         del self.groups[change.group], self.untaken[change.group]
+        self.ready -= not group.ungraded
         self.dead.append(change.group)
         self.dropped_groups[change.kind.value] += 1
         self.dropped_tokens[change.kind.value] += group.tokens
@@ -218,6 +222,7 @@ class LedgerState:
         self.batches[change.step] = tuple(change.groups)
         for index in change.groups:
             del self.untaken[index]
+        self.ready -= len(change.groups)
         oldest = self.oldest_untaken
         self.bypassing = frozenset(i for i in (*self.bypassing, *change.groups) if i > oldest)
         if change.step >= self.steps_taken:  # otherwise a replay, of what a `Durable` has summed up already

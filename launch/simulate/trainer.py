@@ -109,9 +109,7 @@ class Trainer:
                         lags[self.version - version] += count
         if lags and not 0 <= min(lags) <= max(lags) <= bound:
             raise SimulationError(f"step {self.version} trains on lags {min(lags)} to {max(lags)}; max_staleness is {bound}")
-        untaken = ledger.state.untaken
-        step.untaken_groups = len(untaken)
-        step.ready_groups = sum(not group.ungraded for group in untaken.values())
+        step.untaken_groups, step.ready_groups = len(ledger.state.untaken), ledger.state.ready
         return tokens + step.trained_tokens
 
     def _trained(self) -> None:
