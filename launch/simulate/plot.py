@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import floor, log10
 from pathlib import Path
 
 from launch.simulate.report import Report, text
@@ -10,6 +11,7 @@ from launch.simulate.trainer import Step
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 220, 60, 30, 12
 MOST_BARS = 300
+QUARTERS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 8, 10)
 PHASES = (
     ("train_s", "train", "#3b6ea5"),
     ("old_logprob_s", "old log-probs", "#6d9dc5"),
@@ -21,7 +23,7 @@ PHASES = (
 )
 STYLE = (
     "body{font:14px sans-serif;max-width:900px;margin:2em auto;color:#222}"
-    "pre{background:#f4f4f4;padding:1em;white-space:pre-wrap}"
+    "pre{background:#f4f4f4;padding:1em;white-space:pre-wrap;font-size:12px}"
 )
 
 
@@ -58,7 +60,7 @@ def _panel(title: str, drawing: str, legend: Sequence[tuple[str, str]]) -> str:
 
 
 def _stacked(steps: Sequence[Step]) -> str:
-    highest = max(step.step_s for step in steps)
+    highest = _round_up(max(step.step_s for step in steps))
     width = (WIDTH - LEFT) / len(steps)
     drawn = [_axis(highest, steps[0].step, steps[-1].step)]
     for i, step in enumerate(steps):
@@ -72,7 +74,7 @@ def _stacked(steps: Sequence[Step]) -> str:
 
 
 def _lines(numbers: Sequence[int], series: Mapping[str, Sequence[float]], top: float = 0.0) -> tuple[str, list[tuple[str, str]]]:
-    highest = top or max(max(values) for values in series.values()) or 1.0
+    highest = top or _round_up(max(max(values) for values in series.values()) or 1.0)
     colours = ("#d9822b", "#3b6ea5")
     drawn = [_axis(highest, numbers[0], numbers[-1])]
     span = max(len(numbers) - 1, 1)
@@ -90,6 +92,12 @@ def _bars(fractions: Mapping[int, float]) -> str:
         drawn.append(_rectangle(x + 8, 0.0, part, 1.0, width - 16, "#3b6ea5"))
         drawn.append(_label(x + width / 2, HEIGHT - 8, f"{lag}: {part:.1%}", "middle"))
     return "".join(drawn)
+
+
+def _round_up(value: float) -> float:
+    """The top of an axis whose quarters are round numbers."""
+    magnitude = 10.0 ** floor(log10(value / 4))
+    return next(4 * part * magnitude for part in QUARTERS if part * magnitude >= value / 4 * (1 - 1e-9))
 
 
 def _axis(highest: float, first: object, last: object) -> str:

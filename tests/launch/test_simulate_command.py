@@ -14,6 +14,7 @@ from launch.simulate.__main__ import main
 from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
 from launch.simulate.measured import from_run, table
 from launch.simulate.options import Options, scenario_of
+from launch.simulate.plot import _round_up
 from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
@@ -90,6 +91,34 @@ def test_the_timeline_s_slices_nest_and_follow_one_another() -> None:
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1.0)
     for phase in slices:
         assert any(s["ts"] - 1 <= phase["ts"] and phase["ts"] + phase["dur"] <= s["ts"] + s["dur"] + 1 for s in steps)
+
+
+def test_the_timeline_is_what_perfetto_reads() -> None:
+    """The trace event format: each phase has what it needs, begins and ends are in pairs, and every process has a name."""
+    config = small_job("plan.node_mtbf_days=0.02")
+    events = list(trace_events(simulate(scenario_of(config, Options(failures=True, seed=1))), detail_s=600.0))
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert all(isinstance(name, str) and name for name in named.values())
+    for event in events:
+        assert {"ph", "name", "pid", "tid"} <= set(event) and event["pid"] in named
+        assert event["ph"] in "MXCibe"
+        if event["ph"] != "M":
+            assert isinstance(event["ts"], float) and event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) and value >= 0 for value in event["args"].values())
+    begun = {(event["cat"], event["id"]): event["ts"] for event in events if event["ph"] == "b"}
+    ended = {(event["cat"], event["id"]): event["ts"] for event in events if event["ph"] == "e"}
+    assert begun and set(begun) == set(ended)
+    assert all(begun[key] <= ended[key] for key in begun)
+    assert [event for event in events if event["ph"] == "i"]
+    assert json.loads(json.dumps(events, allow_nan=False)) == events
+
+
+@pytest.mark.parametrize(("value", "top"), [(277.8, 300), (81, 100), (0.3, 0.3), (1, 1), (512, 600), (9999, 10000)])
+def test_axes_end_at_round_numbers(value: float, top: float) -> None:
+    assert _round_up(value) == pytest.approx(top)
 
 
 @pytest.mark.parametrize(
