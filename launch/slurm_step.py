@@ -87,9 +87,10 @@ def beat_command(nodes: Sequence[str]) -> list[str]:
 
 
 def probe_command(nodes: Sequence[str], script: Sequence[str]) -> list[str]:
-    """A step that runs a command once on every node."""
+    """A step that runs a command once on every node; srun gives on whole lines, so that those of two nodes do not mix."""
+    sharing = [option for option in SHARING if option != "--unbuffered"]
     return [
-        "srun", "--kill-on-bad-exit=1", *SHARING, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
+        "srun", "--kill-on-bad-exit=1", *sharing, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
         f"--nodelist={','.join(nodes)}", "--job-name=probe", *script,
     ]  # fmt: skip
 

@@ -111,8 +111,8 @@ def supervise(
     """
     with Signals() as signals, host:
         end = _Loop(life=life, host=host, say=say, tick=tick, newest=newest, note=note, signals=signals).run()
-        heard = len(signals.ending)
-        host.end_all(lambda: len(signals.ending) > heard)
+        answered = min(len(signals.ending), 1)  # a second one may have come before the first was looked at
+        host.end_all(lambda: len(signals.ending) > answered)
         tick()
     return end
 
