@@ -14,25 +14,41 @@ class Meter:
         self._idle_s = 0.0
         self._in_flight = 0
         self._tokens = 0
+        self._request_s = 0.0  # of all requests that were answered, one after another
+        self._abandoned_s = 0.0  # of those whose engine ended before it answered
+        self._abandoned = 0
 
-    def request_began(self) -> None:
+    def request_began(self) -> float:
+        """When, to be told at its end."""
         if self._in_flight == 0:
             self._idle_s += self._clock() - self._turned_s
         self._in_flight += 1
+        return self._clock()
 
-    def request_ended(self, tokens: int) -> None:
+    def request_ended(self, began_s: float, tokens: int | None) -> None:
+        """With the tokens that it brought; None: the engine ended first, and what it had sampled is lost."""
         self._in_flight -= 1
-        self._tokens += tokens
+        if tokens is None:
+            self._abandoned += 1
+            self._abandoned_s += self._clock() - began_s
+        else:
+            self._tokens += tokens
+            self._request_s += self._clock() - began_s
         if self._in_flight == 0:
             self._turned_s = self._clock()
 
     def sums(self) -> dict[str, float]:
-        """Idle: no request in flight. A request that waits out a push is in flight."""
+        """Idle: no request in flight. A request that waits out a push is in flight.
+
+        Abandoned tokens are an estimate, since nobody was told of them: their requests' seconds at the speed of all others.
+        """
         idle_s = self._idle_s + (self._clock() - self._turned_s if self._in_flight == 0 else 0.0)
         return {
             "up_s": self._clock() - self._began_s,
             "idle_s": idle_s,
             "generated_tokens": self._tokens,
             "in_flight": self._in_flight,
+            "abandoned_requests": self._abandoned,
+            "abandoned_tokens": round(self._abandoned_s * self._tokens / max(self._request_s, 1e-9)),
             "engine_starts": self.engine_starts,
         }

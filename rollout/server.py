@@ -7,6 +7,7 @@ One thread, one ledger, one journal. What was answered is on disk, whatever happ
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class QueueServer:
         self._now = self._moved_s = now
         self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
         self._busy: dict[str, standing.Busy] = {}  # by client, when it last asked
+        self._taken_back: Counter[str] = Counter()  # leases, by what had become of their holder
         self._asking = ""  # the client whose request is being decided
         self._decide: dict[type, Callable[[Any], Any]] = {
             m.Take: self._take, m.Advance: self._advance, m.Published: self._published, m.Rewind: self._rewind,
@@ -111,7 +113,7 @@ class QueueServer:
         """Ends a turn; the answers to be sent. Raises JournalError, and then no answer may be sent."""
         self._turn(now)
         for name in self._roster.expired(now):
-            returned = self._ledger.release(name)
+            returned = self._take_back(name, "silent")
             log.warning("%s was not heard for too long: it is off the roster, %d leases return", name, returned)
         self._serve_parked(now)
         self._journal.commit()
@@ -167,6 +169,12 @@ class QueueServer:
         self._parked.pop(key, None)
         self._answer(parked.route, answer)
 
+    def _take_back(self, holder: str, why: str) -> int:
+        """The leases of one who will not report them; how many."""
+        returned = self._ledger.release(holder)
+        self._taken_back[why] += returned
+        return returned
+
     def _answer(self, route: bytes, answer: m.Answer) -> None:
         if answer.error:
             log.warning("%s: %s", answer.error, answer.value)
@@ -210,7 +218,7 @@ class QueueServer:
     def _unregister_engine(self, request: m.UnregisterEngine) -> m.Done:
         self._roster.unregister(request.name)
         self._roster.holders.pop(request.name, None)
-        self._ledger.release(request.name)
+        self._take_back(request.name, "left")
         return m.Done()
 
     def _report_segment(self, request: m.ReportSegment) -> m.Reported:
@@ -258,14 +266,14 @@ class QueueServer:
     def _register(self, engine: EngineInfo) -> m.Done:
         self._roster.heard(engine.name, self._now, "worker")
         if self._roster.register(engine):
-            self._ledger.release(engine.name)
+            self._take_back(engine.name, "restarted")
         return m.Done()
 
     def _condemn(self, request: m.Condemn) -> m.Done:
         name = self._roster.condemn(request.engine, request.reason)
         if name is not None:
             log.warning("engine %s must start again: %s", request.engine, request.reason)
-            self._ledger.release(name)
+            self._take_back(name, "condemned")
         return m.Done()
 
     def _refuse(self, request: m.RefuseGroup) -> m.Done:
@@ -328,7 +336,9 @@ class QueueServer:
         figures = standing.figures(self._ledger, busy, self._busy.get(self._asking, standing.Busy()))
         self._busy[self._asking] = busy
         status = standing.status(self._ledger, self._roster, self._now)
-        return m.StatusAnswer(status=status | {"figures": figures, "closing": self._closing})
+        return m.StatusAnswer(
+            status=status | {"figures": figures, "closing": self._closing, "leases_taken_back": dict(self._taken_back)}
+        )
 
     def _table(self) -> str:
         return standing.table(self._ledger, self._roster, self._now)

@@ -283,20 +283,21 @@ class Worker:
         """What the engine makes of a lease; empty if there is no such engine any more. Raises PromptRefused."""
         if self._serving is not flight.serving or self._closing.is_set():
             return self._nothing()
-        tokens = 0
-        self.meter.request_began()
+        tokens: int | None = None
+        began_s = self.meter.request_began()
         try:
             generated = await self._call(flight)
             tokens = len(generated.tokens)
             return self._segment(flight.work, generated)
         except (EngineError, RecordError) as error:
             if isinstance(error, EngineCallError) and error.reason == "HTTP 400":
+                tokens = 0
                 raise PromptRefused(str(error)) from error
             log.warning("request %s at %s failed: %s", flight.rid, flight.work.position, error)
             self._give_up(flight.serving, f"failed a request ({error})")
             return self._nothing()
         finally:
-            self.meter.request_ended(tokens)
+            self.meter.request_ended(began_s, tokens)
 
     async def _call(self, flight: _Flight) -> Generated:
         """The engine's answer: whole, or after `stop` or `request_s` what there is by then."""

@@ -20,7 +20,7 @@ FIRST_SEED = 1000
 
 @pytest.mark.timeout(120)
 def test_run_with_some_faults_ends_as_one_without(tmp_path: Path) -> None:
-    tell(tmp_path / "story", seed=1, faults=8, steps=4, deadline_s=90.0)
+    tell(tmp_path / "story", seed=1, faults=10, steps=3, deadline_s=90.0)
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ import psutil
 from conf.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.client import QueueClient, QueueError
+from rollout.decoder import decoder
 from rollout.keys import RunKeys
+from rollout.rendered import rendered
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather
 from tests.chaos.words import write_problems, write_tokenizer
@@ -83,6 +85,8 @@ class Cluster:
         self.config = run_config(folder, steps=steps)
         write_run(self.config, self.run)
         (self.run / "logs").mkdir(exist_ok=True)
+        rendered(self.config, self.run / "prompts")  # here, where transformers is loaded already
+        decoder(self.config.model.path, self.run / "prompts")
         self.keys = RunKeys.create(self.run)
         self.disk = Disk(folder / "disk")
         (self.run / "ledger.db").symlink_to(self.disk.folder / "ledger.db")

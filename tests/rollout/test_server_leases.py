@@ -31,6 +31,7 @@ def test_leases_of_a_holder_that_falls_silent_return(ready):
         ready.beat("e1")
     assert ready.ledger.leases.held("e0") == []
     assert ready.lease(2, "e1") == held
+    assert ready.ask(m.Status())["status"]["leases_taken_back"] == {"silent": 2}
 
 
 def test_server_that_was_stopped_itself_takes_no_leases_back(ready):

@@ -60,19 +60,31 @@ def test_meter_counts_time_without_any_request_as_idle() -> None:
     now = 0.0
     meter = Meter(clock=lambda: now)
     now = 3.0  # idle 3
-    meter.request_began()
+    first = meter.request_began()
     now = 4.0
-    meter.request_began()
+    second = meter.request_began()
     now = 6.0
-    meter.request_ended(tokens=10)
+    meter.request_ended(first, tokens=10)
     now = 7.0
-    meter.request_ended(tokens=5)
+    meter.request_ended(second, tokens=5)
     now = 9.0  # idle 2
     sums = meter.sums()
     assert (sums["up_s"], sums["idle_s"], sums["generated_tokens"], sums["in_flight"]) == (9.0, 5.0, 15, 0)
     meter.request_began()
     now = 20.0
     assert meter.sums()["idle_s"] == 5.0
+
+
+def test_tokens_that_died_with_an_engine_are_estimated_from_the_time_that_they_took() -> None:
+    now = 0.0
+    meter = Meter(clock=lambda: now)
+    answered, abandoned = meter.request_began(), meter.request_began()
+    now = 2.0
+    meter.request_ended(answered, tokens=100)
+    now = 5.0
+    meter.request_ended(abandoned, tokens=None)
+    sums = meter.sums()
+    assert (sums["generated_tokens"], sums["abandoned_requests"], sums["abandoned_tokens"]) == (100, 1, 250)
 
 
 def test_engine_listens_where_the_queue_server_is_reached() -> None:
