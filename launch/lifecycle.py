@@ -156,11 +156,11 @@ class Lifecycle:
     def node_lost(self, node: str, why: str, now: float) -> list[Action]:
         """Nothing runs on this node any more, and nothing can."""
         self._lost |= {node}
-        hit = [life for life in [*self._lives.values(), *self._gone.values()] if life.process.node == node and life.running]
+        hit = [life for life in [*self._lives.values(), *self._gone.values()] if life.process.node == node]
         for life in hit:
             life.running = life.stopping = False
         self._gone = {name: life for name, life in self._gone.items() if life.running}
-        actions: list[Action] = [Say(text=f"{node} is lost ({why}); it ran {_names(hit) or 'nothing'}")]
+        actions: list[Action] = [Say(text=f"{node} is lost ({why}); it had {_names(hit) or 'nothing to do'}")]
         if self.phase in (Phase.CLOSING, Phase.OVER):
             return actions
         if any(life.process.node == node and life.process.role == "trainer" for life in self._lives.values()):

@@ -19,8 +19,8 @@ from launch.lifecycle import Cause
 from launch.logs import cause_of_end, last_lines, start_line
 from launch.placement import Process
 from launch.slurm_job import Job
-from launch.slurm_nodes import NodeWatch
-from launch.slurm_step import Where, exit_code, step_command, step_id
+from launch.slurm_nodes import NodeWatch, end_step
+from launch.slurm_step import Where, deputy_command, exit_code, step_command, step_id
 from launch.supervise import TICK_S, Ended, NodeLost
 
 GRACE_S = 10.0  # between SIGTERM and the kill of a step; Slurm's KillWait after a scancel is 30 s by default
@@ -62,10 +62,16 @@ class SlurmHost:
         self._where, self._log_dir, self._grace_s = where, log_dir, grace_s
         self._running: dict[str, _Running] = {}
         self._orphaned: list[_Running] = []  # steps on lost nodes, whose srun may take a while to end
+        self._job = job
         self._nodes = NodeWatch([node.name for node in job.nodes], where.cluster.heartbeat_s)
+        self._deputy: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "SlurmHost":
         self._log_dir.mkdir(parents=True, exist_ok=True)
+        if len(self._job.nodes) > 1:
+            with (self._log_dir / "deputy.log").open("ab") as log:
+                command = deputy_command(self._job.id, [node.name for node in self._job.nodes])
+                self._deputy = start_guarded(command, {}, output=log.fileno())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -118,6 +124,9 @@ class SlurmHost:
         self._running.clear()
         self._orphaned.clear()
         self._nodes.end()
+        if self._deputy is not None:
+            end_step(self._deputy)
+            self._deputy = None
 
     def _look_at(self, running: _Running, now: float) -> Cause | None:
         """How it ended; None while it runs, and while that is not known."""

@@ -124,10 +124,14 @@ class _Command:
         return [line.decode(errors="replace").strip() for line in whole]
 
     def end(self) -> None:
-        """SIGTERM has srun end its step; what does not end so is killed."""
-        if self.popen.poll() is None:
-            signal_group(self.popen.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.popen.wait(timeout=5.0)
-        end_group(self.popen)
+        end_step(self.popen)
         os.close(self._read_end)
+
+
+def end_step(srun: subprocess.Popen[bytes]) -> None:
+    """SIGTERM has srun end its step; what does not end so is killed."""
+    if srun.poll() is None:
+        signal_group(srun.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            srun.wait(timeout=5.0)
+    end_group(srun)

@@ -17,12 +17,14 @@ from launch.placement import GUARD, Process
 STEP_MARK = "--- step "
 STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
 BEAT_S = 2.0
+DEPUTIES = 3
+DEPUTY = Path(__file__).with_name("slurm_deputy.sh")
 CANNOT_START = 2
 
 SURVIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 """Without all three a step, or its neighbour, ends with the first node that dies."""
 
-SHARING = ("--overlap", "--cpu-bind=none", "--input=none", "--unbuffered")
+SHARING = ("--overlap", "--cpu-bind=none", "--input=none")
 """Every step sees all of its node, as a process does that is started by hand; the placement shares out the GPUs."""
 
 
@@ -38,7 +40,8 @@ def step_command(process: Process, where: Where, token: str) -> list[str]:
     """The srun command of a process. `token` marks its end in the log, and is new at each start."""
     return [
         "srun", *SURVIVING, *SHARING, "--nodes=1", "--ntasks=1", f"--nodelist={process.node}", f"--job-name={process.name}",
-        f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args, "bash", "-c", _script(process, where, token),
+        "--unbuffered", f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args,
+        "bash", "-c", _script(process, where, token),
     ]  # fmt: skip
 
 
@@ -78,11 +81,20 @@ def _mounts(where: Where) -> list[str]:
 
 
 def beat_command(nodes: Sequence[str]) -> list[str]:
-    """A step over all nodes that says each one's name, again and again."""
+    """A step over all nodes that says each one's name, again and again. Buffered by lines, or they would run together."""
     return [
         "srun", *SURVIVING, *SHARING, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
         f"--nodelist={','.join(nodes)}", "--job-name=heartbeat", "bash", "-c",
         f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done',
+    ]  # fmt: skip
+
+
+def deputy_command(job: int, nodes: Sequence[str]) -> list[str]:
+    """A step on a few nodes that looks after the first one, where the batch script runs (slurm_deputy.sh)."""
+    others = nodes[1 : 1 + DEPUTIES]
+    return [
+        "srun", *SURVIVING, *SHARING, f"--nodes={len(others)}", f"--ntasks={len(others)}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(others)}", "--job-name=deputy", str(DEPUTY), str(job), nodes[0],
     ]  # fmt: skip
 
 

@@ -2,10 +2,13 @@
 
 A run is one page of calls (`Trainer.run`): take a batch, train on it, push the weights, tell the ledger, save when due. It starts
 from the run's newest checkpoint, or from the model's folder, and exits with 0 once `trainer.steps` steps are done and saved.
+
+SIGUSR1 tells it to save after the step it is at and to exit with 0; it is held back (blocked) and looked for between two steps.
 """
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +59,7 @@ class Trainer:
             engine_api_key=keys.engine_api_key,
         )
         self.divergence = Divergence(ess_floor=config.algo.ess_floor, patience_steps=config.algo.ess_patience_steps)
-        version = self.resume()
+        self.first_version = version = self.resume()
         self.feed = Feed(self.control, self.queue, pusher, version=version)
         self.evaluations = Evaluations(self.feed, config, owed=self.resumed.get("evaluation_owed", False))
         self.metrics = MetricsWriter(run_dir, config, version=version) if self.control.is_leader else None
@@ -65,12 +68,15 @@ class Trainer:
         self.feed.begin(self.resumed.get("ledger", {}))
         if figures := self.evaluations.begin():
             self.write(figures)
-        while self.feed.version < self.config.trainer.steps:
+        while self.feed.version < self.config.trainer.steps and not self.told_to_leave():
             figures = self.step()
             figures |= self.evaluations.after_step()
             figures |= self.save_when_due()
             self.write(figures)
-        self.finish()
+        if self.feed.version < self.config.trainer.steps:
+            self.leave()
+        else:
+            self.finish()
 
     def step(self) -> Figures:
         """One RL step: the policy and the fleet go from version v to v + 1."""
@@ -107,17 +113,21 @@ class Trainer:
         """Starts a checkpoint of this version when one is due, and tells the ledger of those that are safe by now."""
         watch = Stopwatch()
         with watch("time/checkpoint_stall_s"):
-            version, every = self.feed.version, self.config.trainer.checkpoint_every
-            ended = self.checkpoints.poll()
-            if version == self.config.trainer.steps or (every > 0 and version % every == 0):
-                ended += self.checkpoints.begin_save(
-                    version, {"ledger": self.feed.position(), "evaluation_owed": self.evaluations.owed}
-                )
+            ended = [*self.checkpoints.poll(), *(self.begin_save() if self.checkpoint_due() else ())]
             self.settle(ended)
         figures = watch.seconds | {"checkpoint/failed": sum(saved.failure is not None for saved in ended)}
         if written_s := [saved.seconds for saved in ended if saved.failure is None]:
             figures["time/checkpoint_write_s"] = written_s[-1]
         return figures
+
+    def begin_save(self) -> Sequence[checkpoint.Saved]:
+        """Starts the checkpoint of this version, and returns how an earlier one ended."""
+        extra = {"ledger": self.feed.position(), "evaluation_owed": self.evaluations.owed}
+        return self.checkpoints.begin_save(self.feed.version, extra)
+
+    def checkpoint_due(self) -> bool:
+        version, every = self.feed.version, self.config.trainer.checkpoint_every
+        return version == self.config.trainer.steps or (every > 0 and version % every == 0)
 
     def settle(self, ended: Sequence[checkpoint.Saved]) -> None:
         for saved in ended:
@@ -128,12 +138,28 @@ class Trainer:
             elif self.control.is_leader:
                 print(f"trainer: the checkpoint of version {saved.version} failed: {saved.failure}", file=sys.stderr, flush=True)
 
-    def finish(self) -> None:
-        """The last checkpoint is waited for: a run that exits with 0 has saved its weights."""
+    def told_to_leave(self) -> bool:
+        """Every rank gets the signal, at different moments; rank 0's view counts."""
+        return self.control.share(bool, lambda: signal.SIGUSR1 in signal.sigpending())
+
+    def leave(self) -> None:
+        """Ends before the last step: the run can be gone on with from this version. The queue stays as it is."""
+        if self.feed.version > self.first_version and not self.checkpoint_due():
+            self.settle(self.begin_save())
+        self.wait_for_checkpoint()
+        if self.metrics is not None:
+            self.metrics.close()
+        parallel.shutdown()
+
+    def wait_for_checkpoint(self) -> None:
+        """A trainer that exits with 0 has saved its weights."""
         ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
         self.settle(ended)
         if failures := [saved.failure for saved in ended if saved.failure is not None]:
             raise TrainingError(f"the last checkpoint could not be written: {failures[-1]}")
+
+    def finish(self) -> None:
+        self.wait_for_checkpoint()
         if self.config.trainer.save_hf:
             hf_weights.save(
                 self.policy.chunks, self.policy.spec, self.mesh, self.run_dir / "hf", source_folder=self.config.model.path
@@ -153,6 +179,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--queue", required=True, help="the queue server, as tcp://host:port")
     parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # were it ignored, it would not stay pending
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
     except LeaderFailed:  # rank 0 says why

@@ -11,6 +11,7 @@ it again, and it takes part in a later push. The groups are made again whenever 
 """
 
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,6 +106,8 @@ class Pusher:
         self._groups: list[_Group] = []
         self._members: list[str] = []  # ids of the engines in the groups
         self._mine: dist.ProcessGroup | None = None  # on a source, its stage's group
+        # An engine outlives its trainer and may still be in that one's groups: a name is never used twice.
+        self._life = control.share(str, lambda: secrets.token_hex(4))
         self._generation = 0
         self._verified: set[str] = set()  # ids of the engines whose first push was compared
 
@@ -150,7 +153,7 @@ class Pusher:
         first_port = self._first_port + self._generation % GENERATIONS * stages
         self._groups = [
             _Group(
-                name=f"push-{self._generation}-stage-{stage}",
+                name=f"push-{self._life}-{self._generation}-stage-{stage}",
                 address=self._addresses[stage],
                 port=first_port + stage,
                 world_size=1 + sum(e.tp for e in engines),

@@ -15,6 +15,7 @@ from launch.placement import (
     Node,
     Ports,
     Restart,
+    TooFewNodes,
     choose_base_port,
     describe,
     place,
@@ -149,3 +150,74 @@ def test_every_judge_gets_a_name_and_a_node() -> None:
     wanted = config()
     wanted = replace(wanted, reward=replace(wanted.reward, judges=3))
     assert [p.name for p in place(wanted, RUN, HERE, 20_000) if p.role == "judge"] == ["judge-0", "judge-1", "judge-2"]
+
+
+@given(
+    pp=st.integers(1, 3), engines=st.integers(1, 6), spares=st.integers(0, 2), lost=st.sets(st.integers(1, 10), max_size=6)
+)  # fmt: skip
+def test_without_lost_nodes_the_trainer_is_whole_and_whoever_keeps_their_place_is_untouched(
+    pp: int, engines: int, spares: int, lost: set[int]
+) -> None:
+    wanted = config(device="cuda", tp=8, pp=pp, engines=engines, engine_tp=8)
+    nodes = [Node(name=f"n{n}", address=f"n{n}", gpus=8) for n in range(pp + engines + spares)]
+    names = {f"n{n}" for n in lost}
+    before = place(wanted, RUN, nodes, 20_000)
+    try:
+        after = place(wanted, RUN, nodes, 20_000, lost=names)
+    except TooFewNodes as error:
+        assert len(names & {node.name for node in nodes}) >= engines + spares
+        assert "too few are left" in str(error) or "none is left" in str(error)
+        return
+    assert not {p.node for p in after} & names
+    assert [p.name for p in after if p.role == "trainer"] == [f"trainer-{n}" for n in range(pp)]
+    held = [(p.node, gpu) for p in after for gpu in p.gpus]
+    assert len(held) == len(set(held))
+    untouched = {p.name for p in before if p.node not in names}
+    moved = [p.name for p in after if p not in before]
+    taken = {p.node for p in after if p.name in moved and p.role == "trainer"}
+    assert all(name not in untouched for name in moved if not name.startswith("judge"))
+    gone = {p.name: p for p in before if p.name not in {q.name for q in after}}
+    assert all(p.role == "rollout" and (p.node in names or p.node in taken) for p in gone.values())
+    fleet = sum(p.role == "rollout" for p in after)
+    assert fleet == min(
+        engines, len(nodes) - len(names & {n.name for n in nodes}) - pp
+    )  # no living node is idle while a place is empty
+
+
+def test_spare_takes_over_before_a_rollout_node_must() -> None:
+    wanted = config(device="cuda", tp=8, pp=2, engines=2, engine_tp=8)
+    nodes = [Node(name=f"n{n}", address=f"n{n}", gpus=8) for n in range(5)]
+    at = {p.name: p.node for p in place(wanted, RUN, nodes, 20_000, lost={"n1"})}
+    assert (at["trainer-1"], at["rollout-0"], at["rollout-1"]) == ("n4", "n2", "n3")
+    at = {p.name: p.node for p in place(wanted, RUN, nodes, 20_000, lost={"n1", "n4"})}
+    assert (at["trainer-1"], at["rollout-0"]) == ("n3", "n2") and "rollout-1" not in at
+
+
+def test_on_cpus_a_run_spreads_over_its_nodes() -> None:
+    nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}") for n in range(4)]
+    processes = place(config(), RUN, nodes, 20_000)
+    assert [p.node for p in processes] == ["n0", "n0", "n1", "n2", "n2"]  # queue, two trainers, rollout, judge: n3 is spare
+    assert not any(p.gpus for p in processes)
+
+
+def test_no_port_is_used_twice_in_a_run() -> None:
+    wanted = config(device="cuda", tp=8, pp=1, engines=12, engine_tp=4)
+    nodes = [Node(name=f"n{n}", address="same", gpus=8) for n in range(7)]
+    ports = [port for p in place(wanted, RUN, nodes, 20_000) for port in p.ports.values()]
+    assert len(ports) == len(set(ports))
+
+
+@given(first=st.integers(1, 60), second=st.integers(1, 60), job=st.integers(1, 10**6))
+def test_jobs_with_neighbouring_numbers_never_share_a_port(first: int, second: int, job: int) -> None:
+    ranges = []
+    for engines, number in ((first, job), (second, job + 1)):
+        base = choose_base_port(RUN, config(engines=engines), lambda port: True, job=number)
+        ranges.append(range(base, base + Ports.count(config(engines=engines))))
+    assert not set(ranges[0]) & set(ranges[1]) or Ports.count(config(engines=max(first, second))) > 512
+
+
+def test_trainer_and_fleet_may_run_in_different_environments() -> None:
+    wanted = config()
+    cluster = replace(wanted.cluster, trainer_python="/t/python", rollout_python="/r/python")
+    pythons = {p.role: p.argv[0] for p in place(replace(wanted, cluster=cluster), RUN, HERE, 20_000, python="py")}
+    assert pythons == {"queue": "/r/python", "trainer": "/t/python", "rollout": "/r/python", "judge": "/r/python"}

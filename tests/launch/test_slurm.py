@@ -3,10 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
+from launch.doctor.node import port_is_free
 from tests.launch.slurm_cluster import SlurmCluster, until
 from tests.launch.slurm_stand_ins import PROJECT, environment, write_stand_ins
 
@@ -43,19 +46,19 @@ class Run:
 
         until(f"step {step}", reached, timeout_s)
 
-    def complete(self, timeout_s: float = 90.0) -> None:
-        """Waits for the end; every step was done, and nothing of the run is left."""
+    def complete(self, *, steps: int = 20, timeout_s: float = 90.0) -> None:
+        """Waits for the end: every step was done."""
         try:
             self.slurm.wait(self.job, {"COMPLETED"}, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from error
-        assert sorted(set(self.steps()))[-1] == 20
+        assert sorted(set(self.steps())) == list(range(1, steps + 1))
 
 
-def submit(slurm: SlurmCluster, folder: Path, *overrides: str, nodes: int = 4, options: tuple[str, ...] = ()) -> Run:
+def submit(slurm: SlurmCluster, folder: Path, *overrides: str, nodes: int = 4, options: tuple[str, ...] = (), **env: str) -> Run:
     own = write_stand_ins(folder) if not (folder / "python").exists() else []
     script = str(PROJECT / "launch/kestrel_256.sh")
-    job = slurm.sbatch(f"--nodes={nodes}", *options, script, *own, *overrides, cwd=folder, env=environment())
+    job = slurm.sbatch(f"--nodes={nodes}", *options, script, *own, *overrides, cwd=folder, env=environment() | env)
     return Run(slurm=slurm, job=job, folder=folder)
 
 
@@ -76,5 +79,131 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert run.lines("fleet") == ["0 n3"]
     assert run.lines("judges") == ["judge-0 n3"]
     logs = {path.name for path in (run.dir / "logs").iterdir()}
-    assert logs == {"queue-0.log", "trainer-0.log", "trainer-1.log", "rollout-0.log", "judge-0.log"}
+    assert logs == {"queue-0.log", "trainer-0.log", "trainer-1.log", "rollout-0.log", "judge-0.log", "deputy.log"}
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
+
+
+@pytest.mark.slow
+def test_run_goes_on_when_a_rollout_node_dies_and_a_spare_takes_its_place(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=60")
+    run.wait_for_step(3)
+    mended.kill_node("n3")
+    run.complete(steps=60)
+    assert run.lines("trainer") == ["n1 n2"]
+    assert run.lines("fleet") == ["0 n3", "0 n4"]
+    assert run.lines("judges") == ["judge-0 n3", "judge-0 n4"]
+    assert run.steps() == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_run_goes_on_when_one_of_two_rollout_nodes_dies(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=60", "rollout.engines=4")
+    run.wait_for_step(3)
+    mended.kill_node("n4")
+    run.complete(steps=60)
+    assert run.lines("trainer") == ["n1 n2"]
+    assert sorted(run.lines("fleet")) == ["0 n3", "2 n4"]
+    assert "n4 is lost" in run.said()
+
+
+@pytest.mark.slow
+def test_trainer_goes_on_from_its_checkpoint_on_a_spare_when_its_node_dies(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=60")
+    run.wait_for_step(8)
+    mended.kill_node("n2")
+    run.complete(steps=60)
+    assert run.lines("trainer") == ["n1 n2", "n1 n4"]
+    assert run.lines("fleet") == ["0 n3"]
+    again = run.steps()[run.steps().index(8) + 1 :]
+    first = next(b for a, b in pairwise([8, *again]) if b != a + 1)
+    assert first % 5 == 1  # the step after a checkpoint
+    recovery = json.loads(run.lines("recoveries.jsonl")[0])
+    assert recovery["cause"] == "the loss of n2"
+    assert recovery["step"] == first
+    assert f"training again {sum(value for key, value in recovery.items() if key.endswith('_s')):.0f} s after" in run.said()
+
+
+@pytest.mark.slow
+def test_trainer_takes_a_rollout_node_when_its_own_dies_silently_and_there_is_no_spare(
+    mended: SlurmCluster, tmp_path: Path
+) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=150", "rollout.engines=4", "cluster.heartbeat_s=8")
+    run.wait_for_step(8)
+    mended.kill_node("n2", reported=False)
+    run.complete(steps=150, timeout_s=150)
+    assert run.lines("trainer") == ["n1 n2", "n1 n4"]
+    assert sorted(run.lines("fleet")) == ["0 n3", "2 n4"]
+    assert not mended.steps("n4")
+
+
+@pytest.mark.slow
+def test_job_without_nodes_for_the_trainer_is_requeued_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=60", nodes=3)
+    run.wait_for_step(8)
+    mended.kill_node("n2")
+    until("the trainer is on n3", lambda: run.lines("trainer")[-1] == "n1 n3" or mended.state(run.job) != "RUNNING", 60)
+    mended.wait(run.job, {"PENDING"}, 60)
+    mended.hasten(run.job)
+    run.complete(steps=60)
+    assert mended.job(run.job)["Restarts"] == "1"
+
+
+@pytest.mark.slow
+def test_job_whose_first_node_dies_is_requeued_by_a_deputy_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, "trainer.steps=40", nodes=3, DEPUTY_POLL_S="2")
+    run.wait_for_step(8)
+    mended.kill_node("n1")
+    mended.wait(run.job, {"PENDING"}, 60)
+    mended.hasten(run.job)
+    run.complete(steps=40)
+    assert run.lines("trainer") == ["n1 n2", "n2 n3"]
+
+
+@pytest.mark.slow
+def test_job_saves_before_its_time_limit_and_goes_on_in_its_second_life(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The signal comes 50 s before the limit of one minute, give or take the half minute of Slurm's own clockwork."""
+    run = submit(slurm, tmp_path, "trainer.steps=300", "trainer.checkpoint_every=0", options=("--time=1", "--signal=B:USR1@45"))
+    run.wait_for_step(3)
+    slurm.wait(run.job, {"PENDING"}, 90)
+    reached = run.steps()[-1]
+    assert (run.dir / f"checkpoints/version-{reached}").exists()
+    slurm.run("scontrol", "update", f"jobid={run.job}", "timelimit=10")
+    slurm.hasten(run.job)
+    run.complete(steps=300, timeout_s=150)
+    assert run.steps() == list(range(1, 301))
+    assert slurm.job(run.job)["Restarts"] == "1"
+
+
+@pytest.mark.slow
+def test_cancelled_job_leaves_no_process_and_no_port(slurm: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(slurm, tmp_path, "trainer.steps=600")
+    run.wait_for_step(3)
+    members = [process for node in slurm.nodes for process in slurm.steps(node)]
+    ports = listening(members)
+    assert len(members) > 20 and len(ports) >= 3
+    slurm.run("scancel", str(run.job))
+    slurm.wait(run.job, {"CANCELLED"}, 30)
+    _, alive = psutil.wait_procs(members, timeout=15)
+    assert not alive
+    assert not [process for node in slurm.nodes for process in slurm.steps(node)]
+    assert all(port_is_free(port) for port in ports)
+    assert "go on from the last checkpoint with" in run.said()
+
+
+@pytest.mark.slow
+def test_two_runs_on_the_same_nodes_do_not_disturb_each_other(slurm: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    shared = ("--oversubscribe", "--no-requeue", "--gpus-per-node=4", "--cpus-per-task=8")
+    runs = [submit(slurm, tmp_path / name, nodes=4, options=shared) for name in ("a", "b")]
+    for run in runs:
+        run.wait_for_step(1)
+    assert slurm.state(runs[0].job) == slurm.state(runs[1].job) == "RUNNING"
+    for run in runs:
+        run.complete()
+        assert run.steps() == list(range(1, 21))
+        assert run.lines("trainer") == ["n1 n2"]
+
+
+def listening(processes: list[psutil.Process]) -> set[int]:
+    pids = {process.pid for process in processes}
+    return {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in pids}

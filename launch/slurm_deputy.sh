@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# launch/slurm_deputy.sh JOB NODE: has the job start again when the node of its batch script is lost.
+#
+# With --no-kill Slurm (22.05) lets such a job run on with nobody in charge, its nodes idle until the time limit. This runs as
+# a step on other nodes of the job, and outlives the srun that started it.
+set -uo pipefail
+job=$1 batch_node=$2
+
+while sleep "${DEPUTY_POLL_S:-15}"; do
+  nodes=$(squeue --noheader --jobs "$job" --format %N) || continue
+  [[ -n $nodes ]] || continue
+  if ! scontrol show hostnames "$nodes" | grep --quiet --line-regexp --fixed-strings "$batch_node"; then
+    scontrol requeue "$job" && exit
+  fi
+done

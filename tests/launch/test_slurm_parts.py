@@ -1,0 +1,116 @@
+"""The parts of the Slurm renderer that need no Slurm: commands, scripts, and what is read from their output."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.schema import ClusterConfig
+from launch.placement import Process
+from launch.slurm_job import SlurmError, parse_addresses, read_probe
+from launch.slurm_nodes import down_nodes
+from launch.slurm_probe import listening
+from launch.slurm_step import Where, beat_command, exit_code, step_command, step_id
+
+
+def process(code: str = "pass", **env: str) -> Process:
+    return Process(role="trainer", name="trainer-1", node="n2", argv=(sys.executable, "-c", code), env=env)
+
+
+def where(**cluster: object) -> Where:
+    return Where(cluster=ClusterConfig(device="cuda", **cluster), folders=(Path("/work"), Path("/work"), Path("/runs/a")))  # type: ignore[arg-type]
+
+
+def ran(step: Process, its: Where) -> tuple[int, list[str]]:
+    """What the step's script does, run here without srun."""
+    command = step_command(step, its, "token")
+    script = command[command.index("bash") :]
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURMD_NODENAME": "n2"}
+    done = subprocess.run(script, capture_output=True, text=True, timeout=20, env=env)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_step_runs_alone_on_its_node_and_survives_the_death_of_others() -> None:
+    command = step_command(process(), where(srun_args=["--mem=0"]), "token")
+    assert command[0] == "srun"
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--nodelist=n2", "--mem=0"} <= set(command)
+    assert not [word for word in command if "container" in word]
+
+
+def test_script_tells_which_step_it_is_and_how_its_process_ended() -> None:
+    code, lines = ran(process("import os; print(os.environ['A']); raise SystemExit(7)", A="x y"), where())
+    assert code == 7
+    assert lines[1] == "x y"
+    assert step_id(lines) == "12.3"
+    assert exit_code(lines, "token") == 7
+    assert exit_code(lines, "of an earlier start") is None
+
+
+def test_killed_process_is_told_from_one_that_failed() -> None:
+    _, lines = ran(process("import os; os.kill(os.getpid(), 9)"), where())
+    assert exit_code(lines, "token") == -9
+
+
+def test_setup_lines_come_first_and_one_that_fails_is_named_and_is_no_reason_to_try_again() -> None:
+    _, lines = ran(process("import os; print(os.environ['MODULE'])"), where(setup=["export MODULE=cuda", "true"]))
+    assert "cuda" in lines
+    _, lines = ran(process("print('never')"), where(setup=["false 'it''s'"]))
+    assert "never" not in lines
+    assert "cluster.setup: this line failed: false 'it''s'" in lines
+    assert exit_code(lines, "token") == 2
+
+
+def test_save_signal_is_kept_from_all_but_those_who_look_for_it() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print(signal.SIGUSR1 in signal.sigpending())"
+    _, lines = ran(process(code), where())
+    assert "True" in lines
+
+
+def test_pyxis_container_is_asked_of_srun_with_the_folders_it_needs() -> None:
+    command = step_command(process(), where(container="nvcr.io/x:1", container_mounts=["/data:/data"]), "token")
+    assert "--container-image=nvcr.io/x:1" in command
+    assert "--container-mounts=/work:/work,/runs/a:/runs/a,/data:/data" in command
+    assert "--container-workdir=/work" in command
+
+
+def test_apptainer_container_is_entered_within_the_step_after_the_setup() -> None:
+    its = where(container="/x.sif", container_runtime="apptainer", setup=["module load apptainer"])
+    script = step_command(process(A="1"), its, "token")[-1]
+    line = next(line for line in script.splitlines() if line.startswith("apptainer"))
+    assert line.startswith("apptainer exec --nv --bind /work:/work --bind /runs/a:/runs/a --pwd /work /x.sif env A=1 ")
+    assert script.index("module load apptainer") < script.index(line)
+
+
+def test_heartbeat_says_each_node() -> None:
+    command = beat_command(["n1", "n2"])
+    assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
+    beat = subprocess.Popen(command[command.index("bash") :], stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": "n1"})
+    assert beat.stdout is not None and beat.stdout.readline() == "n1\n"
+    beat.kill()
+    beat.wait()
+
+
+def test_states_on_which_nothing_can_run_count_as_down() -> None:
+    lines = ["n1 allocated", "n2 down", "n3 down*", "n4 allocated*", "n5 draining", "n6 fail", "n7 mixed", "", "error: x y z"]
+    assert down_nodes(lines) == {"n2": "down", "n3": "down*", "n6": "fail"}
+
+
+def test_addresses_are_read_from_what_scontrol_shows() -> None:
+    text = "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm Version=22.05\nNodeName=n2 NodeAddr=n2.ib State=IDLE\n\n"
+    assert parse_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.ib"}
+
+
+def test_ports_of_all_nodes_are_joined_and_a_silent_node_is_named() -> None:
+    text = "".join(json.dumps({"node": node, "taken": ports}) + "\n" for node, ports in (("n1", [5, 6]), ("n2", [6, 7])))
+    assert read_probe(text, ["n1", "n2"]) == {5, 6, 7}
+    with pytest.raises(SlurmError, match="no word from n3"):
+        read_probe(text, ["n1", "n2", "n3"])
+
+
+def test_only_listening_sockets_take_a_port(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    rows = ["0: 00000000:2710 00000000:0000 0A 0", "1: 0100007F:2711 0100007F:9999 01 0", "2: 00000000:2712 00000000:0000 0A 0"]
+    table.write_text("\n".join(["  sl  local_address rem_address st", *rows]) + "\n")
+    assert listening([table, tmp_path / "none"]) == {10_000, 10_002}
