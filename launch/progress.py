@@ -94,6 +94,27 @@ class MetricsFile:
         return fresh
 
 
+class FirstTokens:
+    """Whether an engine has generated: its worker says so in its log, once a start."""
+
+    SAID = b"has its first tokens"
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._before = {path: path.stat().st_size for path in self._logs()}  # of an earlier life of the run
+
+    def found(self) -> bool:
+        for path in self._logs():
+            with path.open("rb") as log:
+                log.seek(self._before.get(path, 0))
+                if self.SAID in log.read():
+                    return True
+        return False
+
+    def _logs(self) -> list[Path]:
+        return sorted(self._log_dir.glob("worker-*.log"))
+
+
 class Progress:
     def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: TextIO, *, resumed: bool) -> None:
         self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed)
@@ -102,6 +123,7 @@ class Progress:
         self._engines = {
             name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")
         }  # not yet listening
+        self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0
         self._rows = 0
@@ -120,6 +142,7 @@ class Progress:
         if time.monotonic() >= self._next_probe_s:
             self._next_probe_s = time.monotonic() + PROBE_S
             self._probe_engines()
+            self._probe_first_tokens()
             self._show_status()
 
     def _show(self, line: Metrics) -> None:
@@ -134,6 +157,11 @@ class Progress:
             with suppress(OSError), socket.create_connection(address, timeout=0.2):
                 del self._engines[name]
                 self.say(f"{name} listens after {self._elapsed_s():.0f} s")
+
+    def _probe_first_tokens(self) -> None:
+        if self._first_tokens is not None and self._first_tokens.found():
+            self._first_tokens = None
+            self.say(f"first tokens after {self._elapsed_s():.0f} s")
 
     def _show_status(self) -> None:
         text = self._status()

@@ -139,6 +139,7 @@ class Worker:
         self._ready = asyncio.Event()
         self._landed = asyncio.Event()
         self._closing = asyncio.Event()
+        self._has_tokens = False  # since it was started
 
     def close(self) -> None:
         """Ends `run()` within DRAIN_S + LEAVE_S: running requests are cut and reported."""
@@ -266,6 +267,9 @@ class Worker:
             segment = await self._generate(flight)
             where = position.group, position.trajectory, position.offset
             outcome = await self._queue.report_segment(self.name, *where, segment)
+            if not self._has_tokens and len(segment.tokens):
+                self._has_tokens = True
+                log.info("%s has its first tokens", self.name)  # the launcher looks for this line
             if outcome not in ("recorded", "returned"):
                 log.info("%d tokens at %s are not recorded: %s", len(segment.tokens), position, outcome)
         except PromptRefused as refusal:

@@ -57,6 +57,22 @@ def test_file_that_a_resuming_trainer_replaces_is_followed(tmp_path: Path) -> No
     assert [line["step"] for line in metrics.new_lines()] == [2]
 
 
+def test_first_tokens_are_announced_once_and_those_of_an_earlier_life_do_not_count(tmp_path: Path) -> None:
+    log = tmp_path / "logs/worker-1.log"
+    log.parent.mkdir()
+    log.write_text("INFO engine-1 has its first tokens\n")
+    out = io.StringIO()
+    progress = Progress(tmp_path, 5, [], out, resumed=True)
+    progress.tick()
+    assert "first tokens" not in out.getvalue()
+    with log.open("a") as file:
+        file.write("INFO engine-1 has its first tokens\n")
+    for _ in range(2):
+        progress._next_probe_s = 0.0
+        progress.tick()
+    assert out.getvalue().count("first tokens after") == 1
+
+
 def test_engine_that_listens_is_announced_once(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
