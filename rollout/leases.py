@@ -105,6 +105,11 @@ class Leases:
         """How many of a group's trajectories are to_generate, generating, to_grade, grading and graded."""
         return Counter(self._phase((group, i), t) for i, t in enumerate(self._state.groups[group].trajectories))
 
+    def holders(self, group: int) -> set[str]:
+        """Who has leases on trajectories of a group."""
+        count = len(self._state.groups[group].trajectories)
+        return {lease.holder for i in range(count) if (lease := self._leases.get((group, i))) is not None}
+
     def _open(self) -> Iterator[tuple[Key, TrajectoryState]]:
         for index, group in self._state.groups.items():
             if group.ungraded and not group.dropped:

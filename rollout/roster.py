@@ -12,6 +12,7 @@ class Holder:
     heard_s: float
     unclaimed: frozenset[Position] = frozenset()  # leases that its last heartbeat did not list
     sums: Mapping[str, float] = field(default_factory=dict)
+    hungry_s: float | None = None  # since when it has asked for work and got none
 
 
 class Roster:
@@ -41,6 +42,10 @@ class Roster:
             return None
         self.condemned[engine.id] = reason
         return name
+
+    def condemned_now(self) -> list[tuple[str, str]]:
+        """Engines that must start again and have not yet, with the reason."""
+        return [(e.id, self.condemned[e.id]) for e in self._engines.values() if e.id in self.condemned]
 
     def why_condemned(self, name: str) -> str:
         engine = self._engines.get(name)

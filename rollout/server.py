@@ -290,11 +290,18 @@ class QueueServer:
         while len(leases) < request.count and engine in ledger.state.engines and ledger.may_admit():
             self._do(ledger.admit(self._stream.at(ledger.admitted)))
             leases += ledger.lease_segments(engine, request.count - len(leases), request.holder)
+        self._note_hunger(request.holder, fed=bool(leases))
         return m.SegmentsAnswer(work=tuple(map(self._segment_work, leases))) if leases else None
 
     def _lease_grading(self, request: m.LeaseGrading) -> m.GradingAnswer | None:
         leases = [] if self._closing else self._ledger.lease_grading(request.holder, request.count)
+        self._note_hunger(request.holder, fed=bool(leases))
         return m.GradingAnswer(work=tuple(map(self._grading_work, leases))) if leases else None
+
+    def _note_hunger(self, name: str, *, fed: bool) -> None:
+        holder = self._roster.holders.get(name)
+        if holder is not None:
+            holder.hungry_s = None if fed else self._now if holder.hungry_s is None else holder.hungry_s
 
     def _heartbeat(self, request: m.Heartbeat) -> Heard:
         holder = self._roster.heard(request.holder, self._now, request.role)
@@ -341,7 +348,7 @@ class QueueServer:
         )
 
     def _table(self) -> str:
-        return standing.table(self._ledger, self._roster, self._now)
+        return standing.table(self._ledger, self._roster, self._asked, self._now)
 
     def _check_stall(self, what: str) -> None:
         """A wait ends when nothing was admitted, generated, graded or taken for `stall_s`."""

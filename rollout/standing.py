@@ -1,6 +1,6 @@
 """How things stand, for people and for metrics: the table of what a batch waits for, and the server's status."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rollout.ledger import Ledger
@@ -19,29 +19,60 @@ class Busy(NamedTuple):
     generated_tokens: float = 0.0
 
 
-def table(ledger: Ledger, roster: Roster, now: float) -> str:
-    """Who waits for what: the oldest groups that are not ready, the engines, and who was heard when."""
+class Row(NamedTuple):
+    who: str
+    waits_for: str
+    since: str
+
+
+def table(ledger: Ledger, roster: Roster, asked: Mapping[str, float], now: float) -> str:
+    """Who waits for what and for how long. `asked`: since when the trainer waits, by what for."""
     counts = ledger.summary()
-    step_groups, trajectories = ledger.rules.groups_per_step, counts["trajectories"]
-    lines = [
-        f"step {ledger.state.steps_taken}: {counts['ready_groups']} groups are ready, {step_groups} make a batch, "
-        f"{counts['untaken_groups']} are admitted and untaken; version {ledger.version} is published",
-        "trajectories: " + ", ".join(f"{trajectories.get(phase, 0)} {phase}" for phase in PHASES),
+    rows = [
+        Row("who", "waits for", "for"),
+        *(Row("trainer", what, f"{now - since_s:.0f} s") for what, since_s in asked.items()),
+        *_groups(ledger),
+        *_engines(ledger, roster),
+        *_holders(ledger, roster, now),
     ]
+    who, what = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(
+        [
+            f"step {ledger.state.steps_taken}: {counts['ready_groups']} groups are ready, {ledger.rules.groups_per_step} make "
+            f"a batch, {counts['untaken_groups']} are admitted and untaken; version {ledger.version} is published",
+            "trajectories: " + ", ".join(f"{counts['trajectories'].get(phase, 0)} {phase}" for phase in PHASES),
+            *(f"{row.who:{who}}   {row.waits_for:{what}}   {row.since}".rstrip() for row in rows),
+        ]
+    )
+
+
+def _groups(ledger: Ledger) -> Iterator[Row]:
+    """The oldest that are not ready."""
     for index in ledger.unready(SHOWN_GROUPS):
-        phases = ledger.leases.phases(index)
+        phases, holders = ledger.leases.phases(index), ledger.leases.holders(index)
         doing = ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
-        lines.append(f"group {index} (admitted at version {ledger.state.groups[index].version}): {doing}")
+        leased = f" (leased to {', '.join(sorted(holders))})" if holders else ""
+        yield Row(f"group {index}", f"{doing}{leased}", f"since version {ledger.state.groups[index].version}")
+
+
+def _engines(ledger: Ledger, roster: Roster) -> Iterator[Row]:
     for engine in roster.fleet(ledger.version, ledger.state.engines):
-        holds = f"version {engine.version}" if engine.version is not None else "not the published version: needs a push"
-        lines.append(f"engine {engine.name} at {engine.url}: {holds}")
+        needs = f"nothing: it holds version {engine.version}" if engine.version is not None else "a push of the published version"
+        yield Row(f"engine {engine.name}", f"{needs} ({engine.url})", "")
+    for engine_id, reason in roster.condemned_now():
+        yield Row(f"engine {engine_id}", f"its next start: {reason}", "")
+
+
+def _holders(ledger: Ledger, roster: Roster, now: float) -> Iterator[Row]:
     leases = ledger.leases.counts()
     for name, holder in sorted(roster.holders.items()):
-        lines.append(f"{holder.role or 'process'} {name}: heard {now - holder.heard_s:.1f} s ago, {leases[name]} leases")
+        own = f"{leases[name]} leases of its own"
+        waits_for = own if leases[name] else "segments to generate" if holder.role == "worker" else "completions to grade"
+        hungry = "" if holder.hungry_s is None or leases[name] else f"{now - holder.hungry_s:.0f} s, "
+        yield Row(f"{holder.role or 'process'} {name}", waits_for, f"{hungry}heard {now - holder.heard_s:.1f} s ago")
     for role in ("worker", "judge"):
         if not any(holder.role == role for holder in roster.holders.values()):
-            lines.append(f"no {role} is there")
-    return "\n".join(lines)
+            yield Row(f"no {role} is there", "", "")
 
 
 def status(ledger: Ledger, roster: Roster, now: float) -> dict[str, Any]:

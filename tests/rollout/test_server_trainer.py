@@ -14,8 +14,13 @@ def test_take_waits_and_then_tells_what_is_waited_for(ready):
     request_id = ready.send(m.Take(step=0, wait_s=3.0))
     assert request_id not in ready.answers(after_s=2.0)
     waiting = ready.answers(after_s=1.0)[request_id].value["waiting"]
-    assert "group 0 (admitted at version 0): 1 to_generate, 1 generating" in waiting["table"]
     assert "no judge is there" in waiting["table"] and not waiting["fleet_changed"]
+    rows = [line.split("   ") for line in waiting["table"].splitlines()]
+    said = {cells[0]: [cell.strip() for cell in cells[1:] if cell] for cells in rows}
+    assert said["trainer"] == ["step 0", "3 s"]
+    assert said["group 0"] == ["1 to_generate, 1 generating (leased to e0)", "since version 0"]
+    assert said["engine e0"] == ["nothing: it holds version 0 (http://e0)"]
+    assert said["worker e0"] == ["1 leases of its own", "heard 3.0 s ago"]
 
 
 def test_take_returns_at_once_when_an_engine_has_joined_that_the_trainer_has_not_seen(ready):
@@ -133,3 +138,17 @@ def test_stranger_to_the_seat_may_not_move_the_version(ready):
     request_id = ready.send(m.Published(version=0, engines=()), "somebody")
     assert "has not begun with `rewind`" in ready.answers()[request_id].value
     assert ready.ask(m.Status(), "somebody")
+
+
+def test_table_tells_who_has_asked_for_work_in_vain_and_which_engines_need_a_push_or_a_start(ready):
+    ready.register("e1")
+    ready.register("e2")
+    ready.ask(m.Condemn(engine="e2@1", reason="push failed"))
+    ready.ask(m.Fleet())
+    ready.send(m.LeaseGrading(holder="j", count=1, wait_s=9.0))
+    request_id = ready.send(m.Take(step=0, wait_s=4.0))
+    table = ready.answers(after_s=4.0)[request_id].value["waiting"]["table"]
+    rows = {" ".join(line.split()) for line in table.splitlines()}
+    assert "judge j completions to grade 4 s, heard 4.0 s ago" in rows
+    assert "engine e1 a push of the published version (http://e1)" in rows
+    assert "engine e2@1 its next start: push failed" in rows
