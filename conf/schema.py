@@ -260,6 +260,8 @@ WITHIN = {  # at least, below
     "trainer.adam_beta2": (0.0, 1.0),
     "trainer.min_lr_fraction": (0.0, 1.000001),
     "algo.clip_low": (0.0, 1.000001),
+    "plan.compute_fraction": (0.0, 1.000001),
+    "plan.bandwidth_fraction": (0.0, 1.000001),
     "algo.overlong_buffer_fraction": (0.0, 1.0),
     "algo.ess_floor": (0.0, 1.0),
     "algo.max_drops_per_step": (0, 2**31),

@@ -38,6 +38,8 @@ def run(arguments: Sequence[str]) -> str:
         if key in ALONE:
             if len(arguments) > 1:
                 raise ConfigError(f"{key}= stands alone; leave out {next(a for a in arguments if a != argument)!r}")
+            if not value:
+                raise ConfigError(f"{key}= names nothing: give it {'a file' if key == 'check' else 'the folder of a run'}")
             return ALONE[key](Path(value))
     config = _configuration(arguments)
     study = make_study(config)

@@ -11,6 +11,7 @@ from conf.schema import ConfigError, RunConfig
 WEIGHT_BYTES = 2  # bf16, of the trainer's and the engines' weights
 DAY_S = 86_400.0
 SLICES = 256
+WIDEST_SIGMA = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,11 @@ class Lengths:
             raise ConfigError(
                 f"plan.completion_tokens={self.mean_tokens:g}: must lie between 0 and rollout.max_completion_tokens="
                 f"{self.cap_tokens}, the longest completion"
+            )
+        if not 0 < self.sigma <= WIDEST_SIGMA:
+            raise ConfigError(
+                f"plan.length_sigma={self.sigma:g}: the spread of the log of the length, above 0 and at most {WIDEST_SIGMA:g}; "
+                "1 means that the 99th percentile is ten medians"
             )
 
     @cached_property
@@ -207,6 +213,8 @@ def read_model(config: RunConfig) -> Model:
         return model_from_hf(folder.name, json.loads(file.read_text()))
     shape = config.model.shape
     dimensions = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")}
+    if shape.parameters < 0:
+        raise ConfigError(f"model.shape.parameters={shape.parameters}: at least 0, and 0 has them counted from the dimensions")
     if missing := [key for key, value in dimensions.items() if value < 1]:
         raise ConfigError(
             f"model.shape.{missing[0]}={dimensions[missing[0]]}: the planner needs the model's dimensions. Give model.path a "

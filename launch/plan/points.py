@@ -87,11 +87,14 @@ def read_points(path: Path) -> list[Point]:
     """Raises ConfigError with file, line and what is wrong."""
     if not path.is_file():
         raise ConfigError(f"check={path}: no such file")
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise ConfigError(f"{path}: no column {missing[0]!r}; needed are {', '.join(COLUMNS)}")
-        points = [_point(row, f"{path}:{reader.line_num}") for row in reader]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+                raise ConfigError(f"{path}: no column {missing[0]!r}; needed are {', '.join(COLUMNS)}")
+            points = [_point(row, f"{path}:{reader.line_num}") for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: is not a CSV file ({error})") from None
     if not points:
         raise ConfigError(f"{path}: holds no points")
     return points
@@ -106,7 +109,8 @@ def _point(row: dict[str, str], where: str) -> Point:
         try:
             numbers[key] = float(row[key])
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: {key} {row[key]!r} is not a number") from None
+            what = "is missing" if row[key] is None else f"{row[key]!r} is not a number"
+            raise ConfigError(f"{where}: {key} {what}") from None
         if not 0 < numbers[key] < float("inf"):
             raise ConfigError(f"{where}: {key} {row[key]!r}: must be above 0")
     tp = int(numbers["tensor_parallel"])

@@ -88,6 +88,11 @@ def test_check_needs_no_time_to_first_token(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (HEAD, "holds no points"),
+        ("", "no column 'gpu'; needed are gpu, model"),
+        (f"{HEAD}\n{ROW.rpartition(',')[0]}", "points.csv:2: tpot_ms is missing"),
+        (f"{HEAD}\n{ROW.replace('16.539', 'nan')}", "tpot_ms 'nan': must be above 0"),
+        (f"{HEAD}\n{ROW.replace('16.539', '-1')}", "tpot_ms '-1': must be above 0"),
+        (f"{HEAD}\n{ROW.replace(',16,2,', ',16,2.5,')}", "tensor_parallel 2.5 does not divide the 64 heads; 2 does"),
         (f"{HEAD.replace(',tpot_ms', '')}\n{ROW}", "no column 'tpot_ms'"),
         (f"{HEAD}\n{ROW}\n{ROW.replace('16.539', 'fast')}", r"points.csv:3: tpot_ms 'fast' is not a number"),
         (f"{HEAD}\n{ROW.replace(',16,2,', ',0,2,')}", "concurrent_sequences '0': must be above 0"),
@@ -101,6 +106,20 @@ def test_file_that_cannot_be_checked_is_refused_with_the_line(tmp_path: Path, co
     file.write_text(content + "\n")
     with pytest.raises(ConfigError, match=said):
         check_report(file)
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "points.csv"
+    file.write_bytes(b"\xff\xfe\x00\x01" * 20)
+    with pytest.raises(ConfigError, match="is not a CSV file"):
+        check_report(file)
+
+
+def test_file_that_a_spreadsheet_wrote_is_read(tmp_path: Path) -> None:
+    """It begins with a byte order mark."""
+    file = tmp_path / "points.csv"
+    file.write_text(f"\ufeff{HEAD.partition(',')[2].partition(',')[2]}\n{ROW.partition(',')[2].partition(',')[2]}\n")
+    assert "1 points;" in check_report(file)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ def test_check_stands_alone() -> None:
     assert "56 points" in run([f"check={POINTS}"])
     with pytest.raises(ConfigError, match="leave out 'experiment=debug'"):
         run([f"check={POINTS}", "experiment=debug"])
+    with pytest.raises(ConfigError, match="check= names nothing: give it a file"):
+        run(["check="])
+    with pytest.raises(ConfigError, match="from_run= names nothing: give it the folder of a run"):
+        run(["from_run="])
 
 
 def test_command_ends_with_a_line_and_a_code_not_a_traceback() -> None:
