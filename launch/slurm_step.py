@@ -80,31 +80,27 @@ def _mounts(where: Where) -> list[str]:
     return [*own, *where.cluster.container_mounts]
 
 
+def _on_each(nodes: Sequence[str]) -> list[str]:
+    """One task on each node. Unlike a process's own step these are buffered by lines, or those of two nodes would mix."""
+    count = len(nodes)
+    return [*SHARING, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
+
+
 def beat_command(nodes: Sequence[str]) -> list[str]:
-    """A step over all nodes that says each one's name, again and again. Buffered by lines, or they would run together."""
-    return [
-        "srun", *SURVIVING, *SHARING, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}", "--job-name=heartbeat", "bash", "-c",
-        f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done',
-    ]  # fmt: skip
+    """A step over all nodes that says each one's name, again and again."""
+    loop = f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done'
+    return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", "bash", "-c", loop]
 
 
 def deputy_command(job: int, nodes: Sequence[str]) -> list[str]:
     """A step on a few nodes that looks after the first one, where the batch script runs (slurm_deputy.sh)."""
-    others = nodes[1 : 1 + DEPUTIES]
-    return [
-        "srun", *SURVIVING, *SHARING, f"--nodes={len(others)}", f"--ntasks={len(others)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(others)}", "--job-name=deputy", str(DEPUTY), str(job), nodes[0],
-    ]  # fmt: skip
+    deputies = _on_each(nodes[1 : 1 + DEPUTIES])
+    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", str(DEPUTY), str(job), nodes[0]]
 
 
 def probe_command(nodes: Sequence[str], script: Sequence[str]) -> list[str]:
-    """A step that runs a command once on every node; srun gives on whole lines, so that those of two nodes do not mix."""
-    sharing = [option for option in SHARING if option != "--unbuffered"]
-    return [
-        "srun", "--kill-on-bad-exit=1", *sharing, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}", "--job-name=probe", *script,
-    ]  # fmt: skip
+    """A step that runs a command once on every node."""
+    return ["srun", "--kill-on-bad-exit=1", *_on_each(nodes), "--job-name=probe", *script]
 
 
 def everywhere_command(nodes: Sequence[str], where: Where, argv: Sequence[str]) -> list[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
+from tests.launch import slurm_cluster as module
+from tests.launch.slurm_cluster import NoSlurm, SlurmCluster, install, slurm_cluster, until
 
 pytestmark = pytest.mark.slurm
 
@@ -17,6 +18,13 @@ def test_job_runs_on_every_node_with_its_gpus(slurm: SlurmCluster, tmp_path: Pat
     )  # fmt: skip
     slurm.wait(job, {"COMPLETED"}, timeout_s=30)
     assert sorted((tmp_path / "out").read_text().split()) == sorted([*slurm.nodes, *4 * ["0,1,2,3,4,5,6,7"]])
+
+
+def test_where_slurm_cannot_be_had_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROGRAMS", ("slurmctld-that-is-not-there",))
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    with pytest.raises(NoSlurm, match=r"apt-get install -y --no-install-recommends slurmctld .* as root, or .*-m 'not slurm'"):
+        install()
 
 
 @pytest.mark.slow
