@@ -55,7 +55,8 @@ def measured(layout: str, options: argparse.Namespace) -> str:
     ranks = int(np.prod(list(LAYOUTS[layout].values()), dtype=int))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__,
-        "--rank-of", layout, "--rounds", str(options.rounds), "--hidden", str(options.hidden), "--trajectories", str(options.trajectories),
+        "--rank-of", layout, "--rounds", str(options.rounds), "--hidden", str(options.hidden),
+        "--trajectories", str(options.trajectories),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
