@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from rollout.changes import CHANGES, Change, Durable
+from rollout.changes import CHANGES, Change, Durable, Extended
 from rollout.file_system import is_network, kind_of, locks_work, sync_folder
 from rollout.rules import Rules
 from rollout.wire import WireError, pack, unpack
@@ -91,6 +91,21 @@ class Journal:
                 yield unpack(CHANGES[kind], body)
             if found != expected:
                 raise self._damaged(f"{expected} changes were written, {found} are there")
+        except sqlite3.Error as error:
+            raise self._error("read", error) from error
+        except WireError as error:
+            raise self._damaged(str(error)) from error
+
+    def segments(self, group: int) -> Iterator[Extended]:
+        """What was recorded of a group, in order. Raises JournalError."""
+        query = (
+            "SELECT seq, kind, group_index, step, crc, body FROM changes WHERE group_index = ? AND kind = 'Extended' ORDER BY seq"
+        )
+        try:
+            for *place, crc, body in self._db.execute(query, (group,)):
+                if not isinstance(body, bytes) or _checksum(place, body) != crc:
+                    raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
+                yield unpack(Extended, body)
         except sqlite3.Error as error:
             raise self._error("read", error) from error
         except WireError as error:

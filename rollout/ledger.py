@@ -52,6 +52,7 @@ class Ledger:
         self.rules = rules
         self.state = LedgerState(rules)
         self.leases = Leases(rules, self.state)
+        self._loaded_from = 0  # the batches of earlier steps are unloaded
         self._takeable: tuple[int, ...] | None = None
         self._takeable_is_known = True
 
@@ -61,6 +62,30 @@ class Ledger:
         for change in changes:
             ledger.apply(change)
         return ledger
+
+    # Memory: what was trained on is needed again only if the trainer goes back, and whoever keeps the changes has it.
+
+    def unload_trained(self) -> None:
+        """Lets go of the segments of the batches before the version."""
+        state = self.state
+        for step in range(max(self._loaded_from, state.oldest_step), state.version):
+            for index in state.batches[step]:
+                if state.groups[index].is_loaded:
+                    for trajectory in state.groups[index].trajectories:
+                        trajectory.unload()
+        self._loaded_from = state.version
+
+    def unloaded(self, step: int) -> list[int]:
+        """The groups of a batch whose segments must be loaded before `batch(step)`."""
+        return [index for index in self.state.batches.get(step, ()) if not self.state.groups[index].is_loaded]
+
+    def load(self, step: int, segments: Iterable[Extended]) -> None:
+        """Takes back the segments of unloaded groups of a batch: all of them, in the order in which they were recorded."""
+        self._loaded_from = min(self._loaded_from, step)
+        for change in segments:
+            trajectory = self.state.groups[change.group].trajectories[change.trajectory]
+            trajectory.unloaded = ()
+            trajectory.segments.append(change.segment)
 
     @property
     def version(self) -> int:

@@ -22,6 +22,7 @@ from zmq.utils import z85
 
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
+from rollout.changes import Published
 from rollout.journal import Journal, JournalError
 from rollout.keys import KeysError, RunKeys
 from rollout.ledger import Ledger
@@ -123,7 +124,11 @@ def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) ->
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
     prompts = rendered(config, run / "prompts")
     began = time.monotonic()
-    ledger = Ledger.replay(rules, journal.read())
+    ledger = Ledger(rules)
+    for change in journal.read():
+        ledger.apply(change)
+        if isinstance(change, Published):
+            ledger.unload_trained()
     log.info("%s replayed in %.1f s: version %d", journal.path, time.monotonic() - began, ledger.version)
     return QueueServer(
         ledger=ledger,

@@ -190,7 +190,9 @@ class QueueServer:
     # Requests. None: not yet.
 
     def _advance(self, request: m.Advance) -> m.Done:
-        return self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
+        done = self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
+        self._ledger.unload_trained()
+        return done
 
     def _published(self, request: m.Published) -> m.Done:
         return self._do(self._ledger.published(request.version, self._engine_ids(request.engines)))
@@ -240,6 +242,8 @@ class QueueServer:
             return None
         self._asked.clear()
         self._do(changes)
+        for group in self._ledger.unloaded(request.step):  # the trainer has gone back
+            self._ledger.load(request.step, self._journal.segments(group))
         return m.TakeAnswer(batch=self._ledger.batch(request.step), waiting=None)
 
     def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:

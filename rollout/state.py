@@ -1,5 +1,7 @@
 """What a ledger knows, and how changes alter it. Deterministic and total: it decides nothing and refuses nothing."""
 
+import itertools
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,15 +35,23 @@ class TrajectoryState:
     length: int = 0  # completion tokens
     finish: Finish | None = None
     verdict: Verdict | None = None
+    unloaded: tuple[tuple[int, int], ...] = ()  # (offset, digest) of segments that are not in memory any more
 
     def holds(self, offset: int, segment: Segment) -> bool:
         """Whether exactly this segment was recorded at this offset."""
+        if self.unloaded:
+            return (offset, _digest(segment)) in self.unloaded
         at = 0
         for recorded in self.segments:
             if at == offset and np.array_equal(recorded.tokens, segment.tokens):
                 return np.array_equal(recorded.logprobs, segment.logprobs)
             at += len(recorded.tokens)
         return False
+
+    def unload(self) -> None:
+        offsets = itertools.accumulate((len(s.tokens) for s in self.segments), initial=0)
+        self.unloaded = tuple((offset, _digest(s)) for offset, s in zip(offsets, self.segments, strict=False))
+        self.segments = []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +68,10 @@ class GroupState:
     def tokens(self) -> int:
         return sum(t.length for t in self.trajectories)
 
+    @property
+    def is_loaded(self) -> bool:
+        return not self.trajectories[0].unloaded
+
     def assemble(self) -> Group:
         """The record that the trainer gets; every trajectory is graded."""
         trajectories = [
@@ -66,6 +80,10 @@ class GroupState:
             if t.finish is not None and t.verdict is not None
         ]
         return Group(prompt_id=self.prompt.id, index=self.index, trajectories=tuple(trajectories))
+
+
+def _digest(segment: Segment) -> int:
+    return zlib.crc32(segment.logprobs.tobytes(), zlib.crc32(segment.tokens.tobytes()))
 
 
 class LedgerState:

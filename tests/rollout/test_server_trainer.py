@@ -152,3 +152,40 @@ def test_table_tells_who_has_asked_for_work_in_vain_and_which_engines_need_a_pus
     assert "judge j completions to grade 4 s, heard 4.0 s ago" in rows
     assert "engine e1 a push of the published version (http://e1)" in rows
     assert "engine e2@1 its next start: push failed" in rows
+
+
+# Memory.
+
+
+def in_memory(desk) -> dict[int, bool]:
+    return {index: any(t.segments for t in group.trajectories) for index, group in desk.ledger.state.groups.items()}
+
+
+def test_what_was_trained_on_is_on_disk_only_and_comes_back_when_the_trainer_does(ready):
+    ready.fill(groups=2)
+    first = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    tokens = ready.ask(m.Status())["status"]["ledger"]["waiting_tokens"]
+    ready.ask(m.Advance(version=1, engines=("e0@1",)))
+    assert in_memory(ready) == {0: False, 1: False}
+    assert ready.ask(m.Status())["status"]["ledger"]["trained_tokens"] == tokens
+    for restart in (False, True):
+        if restart:
+            ready.restart()
+        ready.ask(m.Rewind(version=0))
+        assert pack(ready.ask(m.Take(step=0, wait_s=0.0))["batch"]) == pack(first)
+        ready.register()
+        ready.ask(m.Advance(version=1, engines=("e0@1",)))
+        assert in_memory(ready) == {0: False, 1: False}
+
+
+def test_report_that_is_repeated_after_its_group_was_trained_on_loses_nothing(ready):
+    positions = ready.lease(4)
+    for position in positions:
+        ready.report(position, [0, 0])
+        where = {"group": position.group, "trajectory": position.trajectory}
+        ready.ask(m.ReportVerdict(holder="j", **where, verdict=verdict(position.trajectory)))
+    ready.ask(m.Take(step=0, wait_s=0.0))
+    ready.ask(m.Advance(version=1, engines=("e0@1",)))
+    assert ready.report(positions[0], [0, 0]) == "recorded"
+    assert ready.report(positions[0], [0]) == "duplicate"
+    assert ready.ask(m.Status())["status"]["ledger"]["lost_tokens"] == {"duplicate": 1}
