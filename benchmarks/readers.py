@@ -1,6 +1,6 @@
 """Whether our reader and writer of Hugging Face folders agree with an independent one, mbridge, weight for weight.
 
-    .venv/bin/python benchmarks/readers.py
+    .venv/bin/python benchmarks/readers.py [--families qwen3 llama …]
 
 For each family and layout a tiny random model goes through ours: read from its folder, written to another folder. Then mbridge
 reads both folders into the same Megatron modules, and what it puts there is compared with what we put there. mbridge and einops
@@ -8,6 +8,7 @@ are fetched with pip into a temporary folder. mbridge names the norms as Transfo
 it; it has no Mistral. Ends with 1 where a weight differs.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import trainer  # noqa: F401 (before megatron)
 from tests.trainer import jobs, ranks
 from trainer.spec import Layout
 
@@ -49,7 +51,7 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
     hf_weights.load(chunks, spec, mesh, source)
     hf_weights.save(chunks, spec, mesh, written, source_folder=source)
     ours = [p.detach().clone() for chunk in chunks for p in chunk.parameters()]
-    bridge = AutoBridge.from_pretrained(source)
+    bridge = AutoBridge.from_pretrained(source, dtype=torch.float32)
     theirs_of = bridge._weight_name_mapping_mcore_to_hf
 
     def translated(name: str) -> list[str]:
@@ -75,12 +77,16 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
 
 
 def main() -> int:
+    families = [name for name in jobs.FAMILIES if name != "mistral"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=families, default=families)
+    options = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as temporary:
         packages = Path(temporary) / "packages"
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(packages), *PACKAGES]
         subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
-        for family in (name for name in jobs.FAMILIES if name != "mistral"):
+        for family in options.families:
             folder = Path(temporary) / family
             jobs.make_model(folder, family, vocab_size=256)
             for name, layout in LAYOUTS.items():
