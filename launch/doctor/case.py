@@ -66,6 +66,10 @@ class Case:
     def on_gpus(self) -> bool:
         return self.config.cluster.device == "cuda"
 
+    def made_later(self, path: str) -> bool:
+        """Whether the launch will make what is not there yet."""
+        return bool(self.config.model.prepare) and not Path(path).exists()
+
     @cached_property
     def parameters(self) -> float:
         """Of the model; 0 when that is not known."""

@@ -29,6 +29,8 @@ class BrokenFolder(ValueError):
 def model_folder(case: Case) -> Finding:
     """Configuration, tokenizer and every shard are there, and every shard has its full length."""
     folder = Path(case.config.model.path)
+    if case.made_later(case.config.model.path):
+        return skipped(f"{folder} is made at the launch (model.prepare={case.config.model.prepare})")
     if not folder.is_dir():
         return failure(
             f"model.path={case.config.model.path}: no such folder",

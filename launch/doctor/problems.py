@@ -83,6 +83,8 @@ def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
             return failure(f"{key}: {remote[0]} needs the package `datasets`", "pip install datasets, or use a JSONL file")
         if len(remote) == len(sources):
             continue
+        if later := [source for source in sources if source not in remote and case.made_later(source)]:
+            return skipped(f"{later[0]} is made at the launch (model.prepare={case.config.model.prepare})")
         read = read_local(key, sources, most_bytes)
         if read.refused:
             total = len(read.refused) + len(read.problems)

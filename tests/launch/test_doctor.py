@@ -237,6 +237,13 @@ def test_on_a_cpu_neither_gpus_nor_transformer_engine_are_asked_for(world: World
     assert world.find("GPUs").level is Level.SKIPPED
 
 
+def test_what_the_launch_will_make_is_not_missed(world: World) -> None:
+    setting(world, "model.prepare", "debug")
+    setting(world, "model.path", "cache/not/yet")
+    setting(world, "data.train", ["cache/not/yet.jsonl"])
+    assert {world.find(name).level for name in ("model folder", "problems", "all problems")} == {Level.SKIPPED}
+
+
 def test_limits_of_memory_on_a_cpu_grow_with_the_ranks(world: World) -> None:
     world.config.cluster = ClusterConfig(device="cpu", nodes=1)
     world.nodes = [replace(world.nodes[0], memory_bytes=5 * 10**9)]
