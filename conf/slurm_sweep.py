@@ -1,7 +1,7 @@
 """Sweeps through Slurm (`hydra/launcher=submitit_slurm`) outlive their jobs.
 
 Cause: submitit raises when a job dies hard (out of memory, node lost), the launcher passes that on, and the sweep ends with it,
-Optuna's too. Here each job of the sweep is a Slurm job of its own, and one that dies counts as NaN. It is put in place of the
+Optuna's too. Here each job of the sweep is a Slurm job of its own, and one that dies counts as failed. It is put in place of the
 launcher's method, since Hydra takes launchers from `hydra_plugins` packages alone. Remove when hydra-submitit-launcher returns
 failed jobs instead of raising.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+
+from conf.sweep import failures_are_raised
 
 CHOICE = "hydra/launcher=submitit_slurm"
 AT_ONCE = 256
@@ -34,6 +36,8 @@ def install() -> None:
                 return done
             except (FailedJobError, UncompletedJobError) as error:
                 print(f"launch: job {number} of the sweep died: {str(error).splitlines()[0]}", file=sys.stderr)
+                if failures_are_raised(self.config.hydra):
+                    return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
                 return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=nan)
 
         numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))

@@ -27,7 +27,7 @@ from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig, check_resumed
-from conf.sweep import RememberSweep
+from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device
 from launch.slurm_job import SlurmError, second_life
@@ -50,11 +50,11 @@ def _one_job(composed: DictConfig) -> float:
     try:
         check_presets(HydraConfig.get().overrides.task, composed)
         _name(composed, sweep=sweep)
-        if sweep and not composed.dry_run:
-            return _one_of_a_sweep(composed)
-        return _run(to_run_config(composed), resumed=False)
+        if not sweep or composed.dry_run:
+            return _run(to_run_config(composed), resumed=False)
     except KNOWN_ERRORS as error:
         return _failed(error)
+    return _one_of_a_sweep(composed)
 
 
 def _one_of_a_sweep(composed: DictConfig) -> float:
@@ -64,6 +64,9 @@ def _one_of_a_sweep(composed: DictConfig) -> float:
             outcome = _run(to_run_config(composed), resumed=False)
         except KNOWN_ERRORS as error:
             record.fail(*_explained(error))
+            if failures_are_raised(HydraConfig.get()):
+                print(f"launch: {_explained(error)[0]}", file=sys.stderr)
+                raise
             return _failed(error)
         record.end(outcome)
     return outcome
@@ -124,6 +127,8 @@ def main() -> int:
     register()
     if slurm_sweep.CHOICE in sys.argv:
         slurm_sweep.install()
+    if OPTUNA in sys.argv:
+        sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
     try:
         if resumed:
             _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])

@@ -66,7 +66,6 @@ def test_good_sweep_ends_with_0_and_each_job_has_a_folder(project: Path) -> None
 
 
 def test_optuna_compares_the_outcomes_and_outlives_a_failed_job(project: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install hydra-optuna-sweeper")
     trainer_begins_with(project, FAILS_WITH_LR_1)
     options = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=maximize"]
     sampler = ["hydra/sweeper/sampler=grid", "trainer.lr=choice(0.5,1.0,0.25)"]
