@@ -5,7 +5,8 @@
 
 Rules. The run is done when every trainer process has ended with 0; the others are then told to leave by the queue, and
 are waited for. A worker that ends early is started again, with a small back-off, unless it cannot start at all (exit
-code 2, or three failures soon after its start). A trainer process that fails, or whose node is lost, takes the whole
+code 2, or three failures soon after its start): then its node is given up if the fleet runs well elsewhere, and else
+the run is. A trainer process that fails, or whose node is lost, takes the whole
 trainer with it: all of it is stopped, the processes are placed anew on the nodes that are left, and it starts again,
 from its last checkpoint by itself. Whether a node was the cause is known only when every other node was heard after the
 failure, so that is waited for. What is to run somewhere else is stopped there first.
@@ -264,16 +265,31 @@ class Lifecycle:
         """A kill is no sign that a process cannot start; a failure soon after the start is."""
         early = cause.code > 0 and now - life.started_s < EARLY_S
         life.early_failures = life.early_failures + 1 if early else 0
-        obituary = f"{cause.how}. {cause.last_words}"
-        if cause.code == CANNOT_START or not life.process.restartable or life.early_failures >= EARLY_FAILURES:
-            return self._over(Outcome.FAILED, obituary)
         limit = self._rules.worker_restarts
-        if life.restarts >= limit:
-            return self._over(Outcome.FAILED, f"after {life.restarts} restarts (cluster.worker_restarts): {obituary}")
+        cannot_run = cause.code == CANNOT_START or not life.process.restartable or life.early_failures >= EARLY_FAILURES
+        if cannot_run or life.restarts >= limit:
+            if self._is_elsewhere_fine(life, now):
+                return self._leave_node(life.process.node, cause, now)
+            after = "" if cannot_run else f"after {life.restarts} restarts (cluster.worker_restarts): "
+            return self._over(Outcome.FAILED, f"{after}{cause.how}. {cause.last_words}")
         back_off_s = BACK_OFF_S[min(life.restarts, len(BACK_OFF_S) - 1)]
         life.due_s = now + back_off_s
         life.restarts += 1
         return [Say(text=f"{cause.how}; started again in {back_off_s:g} s ({life.restarts} of {limit} restarts)")]
+
+    def _is_elsewhere_fine(self, life: _Life, now: float) -> bool:
+        """Whether the fleet runs well on other nodes, so that this one must be what is wrong, and can be done without."""
+        here, role = life.process.node, life.process.role
+        irreplaceable = [other for other in self._lives.values() if other.process.node == here and other.process.role != role]
+        if role != "rollout" or any(other.process.role in ("trainer", "queue") for other in irreplaceable):
+            return False
+        others = [other for other in self._lives.values() if other.process.role == role and other.process.node != here]
+        return any(other.running and now - other.started_s >= EARLY_S for other in others)
+
+    def _leave_node(self, node: str, cause: Cause, now: float) -> list[Action]:
+        self._lost |= {node}
+        said = Say(text=f"{node} is given up, since the fleet runs elsewhere: {cause.how}. {cause.last_words}")
+        return [said, *(self._place_anew(now) if self.phase is not Phase.MENDING else ())]
 
     def _closing(self, now: float) -> list[Action]:
         """Workers and judges leave when the queue says that it closes; the queue has nobody to wait for then."""

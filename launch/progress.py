@@ -258,6 +258,7 @@ def places(run_dir: Path) -> list[str]:
         "trace.json": "timeline, for ui.perfetto.dev",
         METRICS_FILE: "a line a step",
         SUMMARY_FILE: "token accounting",
+        "recoveries.jsonl": "what the run stood still for, and how long",
         "logs": "of every process",
         "checkpoints": "to resume from",
         "hf": "the last weights, Hugging Face format",

@@ -11,6 +11,7 @@ from conf.schema import ClusterConfig, DataConfig, ModelConfig, RolloutConfig, R
 from launch.lifecycle import (
     BACK_OFF_S,
     CANNOT_START,
+    EARLY_S,
     Action,
     Cause,
     End,
@@ -117,14 +118,34 @@ def test_run_is_done_when_every_trainer_and_then_the_workers_have_ended() -> Non
 def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
     world = World()
     for back_off_s in BACK_OFF_S[: RULES.worker_restarts]:
-        world.ends("rollout-1")
+        world.ends("judge-0")
         world.ticks(back_off_s - 0.1)
-        assert "rollout-1" not in world.running
+        assert "judge-0" not in world.running
         world.ticks(0.2)
-        assert "rollout-1" in world.running
-    world.ends("rollout-1")
+        assert "judge-0" in world.running
+    world.ends("judge-0")
     assert world.end is not None and world.end.outcome is Outcome.FAILED
     assert "cluster.worker_restarts" in world.end.why
+
+
+def test_node_on_which_the_fleet_cannot_start_is_given_up_for_a_spare_if_it_runs_elsewhere() -> None:
+    world = World()
+    world.ticks(EARLY_S + 1)
+    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2", last_words="no GPU"))
+    world.ticks()
+    assert sorted(world.nodes_of("rollout")) == ["n2", "n4"]
+    assert "n3 is given up" in world.said[0] and "no GPU" in world.said[0]
+    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    world.ticks()
+    assert world.nodes_of("rollout") == ["n2"]
+    world.ends("rollout-0", Cause(code=CANNOT_START, how="rollout-0 ended with exit code 2"))
+    assert world.end is not None and world.end.outcome is Outcome.FAILED
+
+
+def test_fleet_that_cannot_start_anywhere_ends_the_run_at_once() -> None:
+    world = World()
+    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    assert world.end is not None and world.end.outcome is Outcome.FAILED
 
 
 def test_lost_rollout_node_costs_nothing_but_its_processes() -> None:
