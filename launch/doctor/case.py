@@ -24,6 +24,7 @@ from launch.slurm_step import Where, everywhere_command
 
 NODE_SCRIPT = Path(__file__).with_name("node.py")
 NODES_S = 60.0  # for all nodes to answer
+IMAGE_S = 1200.0  # the same, when each may have to fetch the container's image first
 SHARED_S = 10.0  # for a file written on one node to be seen on another
 
 
@@ -104,7 +105,8 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
     before_s = time.time()
     with ThreadPoolExecutor() as pool:
         commands = [_everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes) for python in case.roles_of]
-        nodes = [node for answers in pool.map(_ask, commands) for node in answers]
+        within_s = IMAGE_S if config.cluster.container else NODES_S
+        nodes = [node for answers in pool.map(lambda command: _ask(command, within_s), commands) for node in answers]
     after_s = time.time()
     lost = tuple(_missing_canaries(nodes))
     return Case(config=config, run_dir=run_dir, processes=processes, nodes=nodes, asked_s=(before_s, after_s), lost_canaries=lost)
@@ -130,13 +132,13 @@ def _everywhere(command: list[str], config: RunConfig, run_dir: Path, processes:
     return everywhere_command(nodes, where, command)
 
 
-def _ask(command: list[str]) -> list[Node]:
+def _ask(command: list[str], within_s: float) -> list[Node]:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=NODES_S)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
     except OSError as error:
         raise DoctorError(f"{command[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise DoctorError(f"`{' '.join(command[:6])} …` did not end within {NODES_S:g} s") from error
+        raise DoctorError(f"`{' '.join(command[:6])} …` did not end within {within_s:g} s") from error
     nodes = [Node(**json.loads(line)) for line in answer.stdout.splitlines() if line.startswith("{")]
     if answer.returncode or not nodes:
         raise DoctorError(f"`{' '.join(command[:6])} …` ended with {answer.returncode}: {answer.stderr.strip()[-600:]}")
