@@ -135,6 +135,46 @@ def test_objectives_that_belong_together_are_taken(settings: dict[str, object]) 
     check(config)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cp": 0}, "trainer.cp=0: must be at least 1"),
+        ({"vpp": 2}, "trainer.vpp=2 needs trainer.pp above 1"),
+        ({"sequence_parallel": True}, "trainer.sequence_parallel=true needs trainer.tp above 1"),
+        ({"overlap_param_gather": True}, "needs trainer.overlap_grad_reduce=true"),
+        ({"cp": 5}, "= 18432, 18440 when cut into the 10 parts"),
+        (
+            {"tp": 5, "cp": 3, "sequence_parallel": True},
+            "18450 when cut into the 30 parts that tp, cp and sequence_parallel ask for",
+        ),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    config = changed("trainer.tokens_per_microbatch", 18_432)
+    for key, value in settings.items():
+        setattr(config.trainer, key, value)
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+def test_tokens_are_counted_as_the_trainer_will_cut_them() -> None:
+    """The check by settings alone and the capacity that the trainer packs to must not drift apart."""
+    from trainer.balance import Capacity
+    from trainer.spec import layout_of
+
+    for cp, tp, sequence_parallel in ((1, 1, False), (2, 1, False), (1, 4, True), (3, 4, True), (4, 8, True), (5, 3, True)):
+        config = changed("trainer.tokens_per_microbatch", 18_432)
+        config.trainer.cp, config.trainer.tp, config.trainer.sequence_parallel = cp, tp, sequence_parallel
+        longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
+        capacity = Capacity.of(layout_of(config.trainer), config.trainer.tokens_per_microbatch)
+        fits = -(-longest // capacity.sequence_multiple) * capacity.sequence_multiple <= capacity.tokens
+        if fits:
+            check(config)
+        else:
+            with pytest.raises(ConfigError, match="cannot hold the longest trajectory"):
+                check(config)
+
+
 def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
     stored = changed("trainer.steps", 10)
     check_resumed(stored, changed("trainer.steps", 20))
