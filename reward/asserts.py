@@ -109,7 +109,7 @@ class AssertsGrader:
         with ours, theirs:
             self.candidate = self.sandbox.start(limits(self.task, self.usage), link=ours)
             self.tests = self.sandbox.start(limits(self.task, self.usage), link=theirs)
-        self.candidate.send(program(self.task, self.extracted, "serve"))
+        self.candidate.send(program(self.task, self.extracted, "serve", entry_point=self.task.entry_point))
         named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
         orders = [{"run": unit.code, "inline": unit.inline} for unit in units]
         self.tests.send({"kind": "tests", "setup": self.task.setup, "units": len(orders), **named}, *orders)

@@ -27,7 +27,6 @@ START_S = 20.0
 INSIDE = "/jail/reward"  # where the job finds this folder
 STATUS_FD = jail.RESERVED_FDS - 1
 JOB_ID = 1000
-ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C.UTF-8"}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
@@ -79,7 +78,7 @@ class Wrapped(jail.Starter):
         executable = os.path.realpath(sys.executable)
         arguments = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail"]
         arguments += ["--uid", str(JOB_ID), "--gid", str(JOB_ID), "--cap-drop", "ALL", *self.capabilities, "--clearenv"]
-        for name, value in {**ENVIRONMENT, **self.settings["environment"]}.items():
+        for name, value in {**jail.ENVIRONMENT, **self.settings["environment"]}.items():
             arguments += ["--setenv", name, value]
         for path in LIBRARIES:
             if os.path.islink(path):

@@ -21,6 +21,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from reward import codec
@@ -102,7 +103,7 @@ def serve_calls(program: dict[str, Any]) -> None:
 
     def load() -> None:
         execute(program, module)
-        function.append(_entry_point(module, program["entry_point"]))
+        function.append(entry_point(module, program["entry_point"]))
 
     error = guard(load)
     write_bytes(frame({"error": error}) if error else DONE)
@@ -140,6 +141,7 @@ def execute(program: dict[str, Any], module: types.ModuleType) -> None:
 def _compile(source: str, *, trim: bool) -> types.CodeType:
     """The program's code. With `trim`, prose after the last complete statement (a model that goes on talking) is cut off."""
     first_error: SyntaxError | None = None
+    source = source.removeprefix("\ufeff")  # as Python reads a file
     for _ in range(3 if trim else 1):
         linecache.cache[SOLUTION] = (len(source), None, source.splitlines(keepends=True), SOLUTION)
         try:
@@ -152,7 +154,7 @@ def _compile(source: str, *, trim: bool) -> types.CodeType:
     raise first_error or SyntaxError("nothing to compile")
 
 
-def _entry_point(module: types.ModuleType, name: str) -> Callable[..., object]:
+def entry_point(module: types.ModuleType, name: str) -> Callable[..., object]:
     """`f`, a method as in `Solution.f`, or `f` of a class `Solution` where there is no function of that name."""
     owner, _, method = name.rpartition(".")
     if not owner and name not in module.__dict__ and hasattr(module.__dict__.get("Solution"), name):
@@ -212,28 +214,32 @@ def _finish(module: types.ModuleType, has_loose_ends: bool) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.__stdout__):
-        if stream is not None and not stream.closed:
-            stream.flush()
+        with suppress(ValueError):  # closed, or detached from what it wrote to
+            if stream is not None:
+                stream.flush()
 
 
 def fresh_interpreter() -> None:
     """Standard streams, arguments, seeds and builtins as a new interpreter would have them. A zygote does this once for all of
     its jobs; 0, 1 and 2 must be what they will be in a job: a file, a pipe, /dev/null."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape"
-    )
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape"
-    )
-    sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
-    )
+    sys.stdin = sys.__stdin__ = _standard_stream(0, "r", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _standard_stream(1, "w", "surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _standard_stream(2, "w", "backslashreplace", line_buffering=True)  # type: ignore[misc]
     for unread in _unread.values():
         unread.clear()
     sys.argv = [SOLUTION]
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # `python -S` leaves them out
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
     random.seed(0)  # the same completion gets the same verdict
+
+
+def _standard_stream(fd: int, mode: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, mode, closefd=False)
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[fd]
+    buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    stream = io.TextIOWrapper(buffered, "utf-8", errors, line_buffering=line_buffering)
+    stream.mode = mode  # type: ignore[misc]
+    return stream
 
 
 def new_module(name: str) -> types.ModuleType:

@@ -45,6 +45,7 @@ MAX_STEPS = 256  # kept, one for each set of limits
 RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
 CONFINED = harness.frame({"confined": True})
 RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "serve": serve.run, "tests": tester.run}
+ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C"}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
 
 
@@ -119,7 +120,7 @@ def _become_zygote(settings: dict[str, Any], ids: list[int]) -> int:
         os.close(source.fd)
     sys.path[:] = [path for path in sys.path if os.path.isdir(path)]
     os.environ.clear()
-    os.environ.update({"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C.UTF-8"})
+    os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), 2)
     rehearse.rehearse(RUNNERS)

@@ -15,6 +15,7 @@ Running out of memory or stack is no exception that a test could expect: the pro
 import operator
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from reward import crossing, harness, lent
@@ -36,6 +37,9 @@ def run(program: dict[str, Any]) -> None:
     def load() -> None:
         harness.execute(program, module)
         names.update(server.names())
+        if (wanted := program["entry_point"]) and wanted not in module.__dict__:
+            with suppress(NameError):  # the tests may do without it
+                names[wanted] = server.pack(harness.entry_point(module, wanted))
 
     error = harness.guard(load)
     harness.write_frame({"error": error} if error else {"ok": None})

@@ -101,6 +101,37 @@ HONEST: dict[str, tuple[str, str]] = {
     "prints": ("def f(x):\n    print('{\"done\": {\"passed\": false}}')\n    return x", "print('hello')\nassert f(1) == 1"),
     "constants": ("LIMIT = 5\ndef f(x): return min(x, LIMIT)", "assert f(9) == LIMIT == 5"),
     "recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
+    "iterators as arguments": (
+        "from itertools import islice\ndef f(xs): return list(islice(xs, 3))",
+        "assert f(iter([1, 2, 3, 4])) == [1, 2, 3]\nassert f(x * x for x in range(9)) == [0, 1, 4]\nassert f(map(str, [1])) == ['1']\n"
+        "assert f({'a': 1}.keys()) == ['a']\ng = iter('abcd')\nassert f(g) == ['a', 'b', 'c'] and next(g) == 'd'",
+    ),
+    "a generator that the candidate drives": (
+        "def f(g):\n    def start(*a):\n        it = g(*a)\n        next(it)\n        return it\n    return start",
+        "@f\ndef numbers():\n    yield 1\n    yield 2\nassert next(numbers()) == 2",
+    ),
+    "types and exceptions as arguments": (
+        "def f(kind, x): return kind(x)\ndef g(error): raise error",
+        "assert f(int, '3') == 3 and f(tuple, [1]) == (1,)\ntry:\n    g(ValueError('no'))\nexcept ValueError as e:\n    assert e.args == ('no',)\n"
+        "else:\n    assert False\nassert f(type, 3) == int",
+    ),
+    "exceptions of callbacks, caught": (
+        "def f(g, xs):\n    found = []\n    for x in xs:\n        try:\n            found.append(g(x))\n        except ValueError:\n            found.append(None)\n    return found",
+        "assert f(int, ['1', 'x']) == [1, None]\ndef g(x): raise ValueError(x)\nassert f(g, [1]) == [None]",
+    ),
+    "linked lists of the tests": (
+        "def f(head):\n    prev = None\n    while head:\n        head.next, prev, head = prev, head, head.next\n    return prev",
+        "class ListNode:\n    def __init__(self, val, next=None): self.val, self.next = val, next\n"
+        "node = f(ListNode(1, ListNode(2, ListNode(3))))\nfound = []\nwhile node:\n    found.append(node.val)\n    node = node.next\nassert found == [3, 2, 1]",
+    ),
+    "trees of the tests": (
+        "def f(t): return 0 if t is None else 1 + max(f(t.left), f(t.right))",
+        "class TreeNode:\n    def __init__(self, left=None, right=None): self.left, self.right = left, right\n"
+        "assert f(TreeNode(TreeNode(), TreeNode(TreeNode()))) == 3",
+    ),
+    "a random generator of the tests": ("def f(rng): return rng.randint(0, 9)", "import random\nassert f(random.Random(3)) == random.Random(3).randint(0, 9)"),
+    "a method of class Solution": ("class Solution:\n    def f(self, x): return x * x", "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x * x"),
+    "a docstring": ("def f(x):\n    'Squares.'", "assert f.__doc__ == 'Squares.' and f.__name__ == 'f'"),
 }  # fmt: skip
 
 EQUAL = "    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n    __hash__ = object.__hash__\n"
@@ -148,6 +179,20 @@ FAKED: dict[str, tuple[str, str]] = {
     "tests that are empty": ("def f(x): return 9", "def helper():\n    assert False"),
     "hunt": ("import gc\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, str) and 'assert' in o: return 9\n    return 0", "assert f(3) == 10"),
     "callback that is replaced": ("def f(g):\n    g.__call__ = lambda x: 1\n    return 0", "assert f(lambda x: x) == 9"),
+    "globals of a callback": (
+        "def f(g, x):\n    for name in ('__globals__', '__closure__', '__code__', '__self__', 'gi_frame'):\n        try: return getattr(g, name)['expected']\n        except Exception: pass",
+        "expected = 9\nassert f(lambda: 0, 3) == expected",
+    ),
+    "frame of a generator": (
+        "def f(g):\n    try: return g.gi_frame.f_locals['secret']\n    except AttributeError: return 0",
+        "def g():\n    secret = 9\n    yield 1\n    yield secret\nit = g()\nnext(it)\nassert f(it) == 9",
+    ),
+    "class of an object of the tests": (
+        "def f(o):\n    try: return o.__class__.__init__.__globals__['expected']\n    except Exception: return 0",
+        "expected = 9\nclass A: pass\nassert f(A()) == expected",
+    ),
+    "equal to an object of the tests": ("class A:\n" + EQUAL + "def f(o): return A()", "class B:\n    def __eq__(s, o): return type(o) is B\nassert f(B()) == B()"),
+    "StopIteration through a callback": ("def f(g): return g()", "def g(): raise StopIteration\ndef h():\n    f(g)\n    return 0\nassert all(h() for _ in range(3))"),
     "truthy": ("class A:\n    def __bool__(s): return True\ndef f(x): return A()", "assert f(3) is True"),
 }  # fmt: skip
 
