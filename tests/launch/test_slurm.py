@@ -83,6 +83,17 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
 
 
+def test_script_alone_is_the_job_of_256_gpus(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Its placement at least, told by the script itself; any option of sbatch and any setting wins over what it says."""
+    script = str(PROJECT / "launch/kestrel_256.sh")
+    job = slurm.sbatch("--nodes=1", "--time=5", script, "dry_run=true", "trainer.lr=0.5", cwd=tmp_path, env=environment())
+    slurm.wait(job, {"COMPLETED"}, 60)
+    said = (tmp_path / f"kestrel-{job}.log").read_text()
+    nodes = [line.split()[2] for line in said.splitlines() if line.startswith(("trainer-", "rollout-")) and " on node-" in line]
+    assert len(nodes) == len(set(nodes)) == 32
+    assert "lr: 0.5" in said
+
+
 @pytest.mark.slow
 def test_run_goes_on_when_a_rollout_node_dies_and_a_spare_takes_its_place(mended: SlurmCluster, tmp_path: Path) -> None:
     run = submit(mended, tmp_path, "trainer.steps=60")

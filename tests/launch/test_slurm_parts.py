@@ -23,11 +23,11 @@ def where(**cluster: object) -> Where:
     return Where(cluster=ClusterConfig(device="cuda", **cluster), folders=(Path("/work"), Path("/work"), Path("/runs/a")))  # type: ignore[arg-type]
 
 
-def ran(step: Process, its: Where) -> tuple[int, list[str]]:
+def ran(step: Process, its: Where, path: str = "/usr/bin:/bin") -> tuple[int, list[str]]:
     """What the step's script does, run here without srun."""
     command = step_command(step, its, "token")
     script = command[command.index("bash") :]
-    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURMD_NODENAME": "n2"}
+    env = {"PATH": path, "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURMD_NODENAME": "n2"}
     done = subprocess.run(script, capture_output=True, text=True, timeout=20, env=env)
     return done.returncode, done.stdout.splitlines()
 
@@ -81,6 +81,17 @@ def test_apptainer_container_is_entered_within_the_step_after_the_setup() -> Non
     line = next(line for line in script.splitlines() if line.startswith("apptainer"))
     assert line.startswith("apptainer exec --nv --bind /work:/work --bind /runs/a:/runs/a --pwd /work /x.sif env A=1 ")
     assert script.index("module load apptainer") < script.index(line)
+
+
+def test_process_in_a_container_gets_its_environment_and_its_exit_code_is_told(tmp_path: Path) -> None:
+    """With a stand-in for apptainer that runs the command where it is."""
+    fake = tmp_path / "apptainer"
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != /x.sif ]; do shift; done\nshift\nINSIDE=yes exec "$@"\n')
+    fake.chmod(0o755)
+    step = process("import os; print(os.environ['INSIDE'], os.environ['A']); raise SystemExit(3)", A="it's here")
+    code, lines = ran(step, where(container="/x.sif", container_runtime="apptainer"), f"{tmp_path}:/usr/bin:/bin")
+    assert code == 3 and exit_code(lines, "token") == 3
+    assert lines[1] == "yes it's here"
 
 
 def test_heartbeat_says_each_node() -> None:
