@@ -13,7 +13,8 @@ from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
-from launch.placement import Node, Process, choose_base_port, describe, place
+from launch.placement import Node, Process, describe, place
+from launch.ports import choose_base_port
 from launch.prepare import PROJECT, RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
 from launch.recovery import Recoveries

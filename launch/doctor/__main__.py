@@ -24,7 +24,8 @@ from launch.doctor.case import DoctorError, gather
 from launch.doctor.examine import examine
 from launch.doctor.finding import Finding, Level
 from launch.doctor.node import port_is_free
-from launch.placement import choose_base_port, place
+from launch.placement import place
+from launch.ports import choose_base_port
 from launch.run import nodes_at_hand, with_device
 from launch.slurm_job import SlurmError
 

@@ -6,7 +6,7 @@ from launch.doctor.case import Case, Node
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning, worst
 from launch.doctor.node import UNLIMITED
 from launch.doctor.storage import WEIGHT_BYTES
-from launch.placement import PORT_LIMIT
+from launch.ports import PORT_LIMIT
 
 GIB = 1024**3
 OPEN_FILES = (1024, 8192)  # below the first it fails, below the second it may: sockets of engines, judges, data loaders

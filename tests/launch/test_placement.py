@@ -7,19 +7,8 @@ from hypothesis import strategies as st
 
 import rollout.__main__
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.placement import (
-    ENGINE_PORTS,
-    FIRST_PORT,
-    PORT_LIMIT,
-    PUSH_PORTS,
-    Node,
-    Ports,
-    Restart,
-    TooFewNodes,
-    choose_base_port,
-    describe,
-    place,
-)
+from launch.placement import Node, Restart, TooFewNodes, describe, place
+from launch.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
 
 HERE = [Node(name="here", address="127.0.0.1")]
 RUN = Path("outputs/r")
