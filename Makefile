@@ -3,16 +3,17 @@
 #   make run [resume=outputs/NAME] [args="trainer.steps=5 rollout.max_staleness=0"]
 #   make test       the fast tests          make test-all   every test (without=slurm: but those that need a Slurm)
 #   make lint       ruff and mypy           make install    the environment alone
+#   make peers      .venv-peers, with the packages that benchmarks/peers_objectives.py compares with
 
 SHELL := /bin/bash
 VENV := .venv
 # Modules are compiled when first used: compiling all of them takes longer than the rest of the installation.
 PIP_INSTALL := $(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 # The environment is installed again only when what it was made from has changed.
-INSTALLED := $(VENV)/installed-$(shell cat requirements/*.txt pyproject.toml | sha256sum | cut -c1-12)
+INSTALLED := $(VENV)/installed-$(shell cat $(filter-out requirements/peers.txt,$(wildcard requirements/*.txt)) pyproject.toml | sha256sum | cut -c1-12)
 IS_3_11 := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))
 
-.PHONY: install run test test-all lint
+.PHONY: install run test test-all lint peers
 
 install: $(INSTALLED)
 
@@ -39,6 +40,14 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q $(if $(without),-m "not $(without)") tests
+
+peers: .venv-peers/installed-$(shell cat requirements/peers.txt | sha256sum | cut -c1-12)
+
+.venv-peers/installed-%: $(INSTALLED)
+	$(VENV)/bin/python -m venv --clear .venv-peers
+	.venv-peers/bin/python -m pip install -q --disable-pip-version-check --no-compile --no-deps -r requirements/peers.txt
+	@realpath $(VENV)/lib/python3.11/site-packages > .venv-peers/lib/python3.11/site-packages/venv.pth
+	@touch $@
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check

@@ -101,6 +101,7 @@ def ours(given: Inputs, objective: Objective, normalisation: str, correction: Co
     """Loss and gradient [n, LONGEST], from packed tokens."""
     real = given.mask.bool()
     lengths = given.mask.sum(1).long()
+    count, sizes = float(SEQUENCES), lengths.double()
     current = given.current.clone().requires_grad_()
     sequences = Sequences(index=torch.arange(SEQUENCES).repeat_interleave(lengths), count=SEQUENCES)
     weights, _ = behaviour_weights(given.old[real], given.behaviour[real], sequences, correction or Correction(kind="none"))
@@ -108,14 +109,14 @@ def ours(given: Inputs, objective: Objective, normalisation: str, correction: Co
         objective, current=current[real], entropies=given.entropies[real], old=given.old[real], weights=weights,
         advantages=given.advantages[sequences.index], reference=given.reference[real], sequences=sequences,
     )  # fmt: skip
-    of_tokens = torch.from_numpy(loss_weights(lengths.numpy(), normalisation, LONGEST).astype(np.float64))
-    exact = {"token": 1 / lengths.sum(), "sequence": 1 / (SEQUENCES * lengths), "constant": 1 / (SEQUENCES * LONGEST)}[
-        normalisation
-    ]
-    assert torch.allclose(
-        of_tokens, torch.as_tensor(exact, dtype=torch.float64).expand(SEQUENCES), rtol=1e-6
-    )  # stored as float32
-    loss = (losses * torch.as_tensor(exact, dtype=torch.float64).expand(SEQUENCES)[sequences.index]).sum()
+    exact = {
+        "token": 1 / sizes.sum().expand(SEQUENCES),
+        "sequence": 1 / (count * sizes),
+        "constant": 1 / (count * LONGEST + 0 * sizes),
+    }
+    used = torch.from_numpy(loss_weights(lengths.numpy(), normalisation, LONGEST))
+    torch.testing.assert_close(used, exact[normalisation].float())  # stored in float32, which would show below
+    loss = (losses * exact[normalisation][sequences.index]).sum()
     loss.backward()
     return loss.item(), current.grad
 
@@ -271,14 +272,14 @@ def advantage_rows() -> Iterator[Row]:
         flat = torch.tensor(np.concatenate(rewards))[:, None]
         mask = torch.ones_like(flat)
         for kind, theirs in (
-            ("grpo", lambda f, m, i: core_algos.compute_grpo_outcome_advantage(f, m, i, epsilon=1e-9)[0]),
+            ("grpo", lambda f, m, i: core_algos.compute_grpo_outcome_advantage(f, m, i, epsilon=1e-12)[0]),
             ("dr_grpo", lambda f, m, i: core_algos.compute_grpo_outcome_advantage(f, m, i, norm_adv_by_std_in_grpo=False)[0]),
             ("rloo", lambda f, m, i: core_algos.compute_rloo_outcome_advantage(f, m, i)[0]),
         ):
             expected = np.split(theirs(flat, mask, index)[:, 0].numpy(), np.cumsum([len(r) for r in rewards])[:-1])
             worst = 0.0
             for one, wanted in zip(rewards, expected, strict=True):
-                got = group_advantages(one.astype(np.float64), kind, 1e-9)
+                got = group_advantages(one.astype(np.float64), kind, 1e-12)
                 bessel = (len(one) / (len(one) - 1)) ** 0.5 if kind == "grpo" else 1.0
                 worst = max(worst, float(np.abs(got - wanted * bessel).max() / max(1.0, np.abs(wanted).max())))
             yield Row(peer="verl", what=f"advantage {kind}", inputs=name, value=worst, gradient=None)

@@ -1,6 +1,6 @@
 """The gradient of a step, and its figures, are the same for every layout and every packing of the same batch."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,13 +21,14 @@ class Case:
     dp: int = 1
     tokens: int = 64
     more: dict[str, Any] = field(default_factory=dict)
+    algo: dict[str, Any] = field(default_factory=dict)
 
     @property
     def world(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
 
     def __str__(self) -> str:
-        sizes = "-".join(f"{key}{value}" for key, value in asdict(self).items() if key != "more" and value != 1)
+        sizes = "-".join(f"{key}{value}" for key, value in asdict(self).items() if isinstance(value, int) and value != 1)
         return "-".join([sizes, *(key if value is True else f"{key}{value}" for key, value in self.more.items())])
 
 
@@ -61,6 +62,8 @@ def settings(folder: str, case: Case) -> RunConfig:
     made.model.path, made.model.dtype = folder, "float32"
     for name, value in {"tp": case.tp, "pp": case.pp, "cp": case.cp, "dp": case.dp, **case.more}.items():
         setattr(made.trainer, name, value)
+    for name, value in case.algo.items():
+        setattr(made.algo, name, value)
     return made
 
 
@@ -120,6 +123,29 @@ def test_the_gradient_is_the_same_in_every_layout_and_packing(alone, case):
     # The second minibatch is seen by weights that AdamW moved: it divides by the gradient's size, near zero by its rounding.
     assert_same(other_second, second, 1e-3)
     for name in ("loss/total", "kl/reference", "grad_norm", "clip/fraction", "entropy/mean", "mismatch/abs_logprob"):
+        assert other_figures[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-6), name
+
+
+OF_SEQUENCES = {"policy_loss": "gspo", "behaviour_level": "sequence", "loss_normalisation": "sequence", "entropy_coef": 0.05}
+OF_GROUPS = {"advantage": "rloo", "kl_in": "reward", "kl_estimator": "k1"}
+
+
+@pytest.mark.parametrize("case", [Case(cp=2), pytest.param(Case(tp=2, pp=2, dp=2, more=SP), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("algo", [OF_SEQUENCES, OF_GROUPS], ids=["sequences", "groups"])
+def test_what_belongs_to_whole_sequences_and_groups_is_the_same_however_they_are_cut(alone, case, algo):
+    """Ratios and weights of sequences whose tokens lie on several ranks; rewards that need the KL of other ranks' tokens."""
+    folder = alone[0]
+    figures, [gradient, _] = on_all_ranks(folder, replace(Case(), algo=algo))
+    other_figures, [other_gradient, _] = on_all_ranks(folder, replace(case, algo=algo))
+    assert_same(other_gradient, gradient, 1e-5)
+    for name in (
+        "loss/total",
+        "kl/reference",
+        "behaviour/weight_mean",
+        "behaviour/ess_fraction",
+        "behaviour/weight_p99",
+        "entropy/mean",
+    ):
         assert other_figures[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-6), name
 
 
