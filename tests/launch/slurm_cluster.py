@@ -61,7 +61,8 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 GresTypes=gpu
 ReturnToService=2
-SlurmdTimeout=6
+SlurmdTimeout=60
+MessageTimeout=60
 KillWait=10
 MinJobAge=3600
 JobRequeue=1
@@ -132,7 +133,7 @@ class SlurmCluster:
         self._daemons[node] = _start(command, self.folder / f"{node}.out", self.env)
 
     def kill_node(self, node: str, *, reported: bool = True) -> None:
-        """The node is gone at once, with all that ran there; Slurm is told, or finds out by itself (half a minute)."""
+        """The node is gone at once, with all that ran there; Slurm is told, or finds out by itself (a minute and more)."""
         slurmd = self._daemons.pop(node)
         _kill([psutil.Process(slurmd.pid), *self.steps(node)])
         slurmd.wait()
