@@ -27,7 +27,7 @@ from conf.schema import RunConfig, check
 from rollout.client import AsyncQueueClient, QueueClient
 from rollout.engine_client import EngineClient
 from rollout.keys import RunKeys
-from rollout.types import Finish, Position, Segment, SegmentWork, Verdict
+from rollout.types import I32, Finish, Position, Segment, SegmentWork, Verdict
 from tests.rollout.fake_engine import VOCABULARY, FakeEngine, serve
 from tests.trainer import ranks
 
@@ -177,7 +177,10 @@ class _Fleet:
             self._failure = error
 
     def _judge(self) -> None:
-        with QueueClient(self._run.endpoint, self._keys, "judge", timeout_s=WAIT_S) as client:
+        def decode(tokens: I32) -> str:
+            return str(tokens.tolist())
+
+        with QueueClient(self._run.endpoint, self._keys, "judge", timeout_s=WAIT_S, decode_tokens=decode) as client:
             while not self._ending.is_set():
                 for work in client.lease_grading("judge", 64, wait_s=0.05):
                     position = work.position
