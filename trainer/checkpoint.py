@@ -107,7 +107,7 @@ class Checkpoints:
         if state.mesh.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for left_over in self.folder.glob(f"version-*{_PARTIAL}"):
-                shutil.rmtree(left_over)
+                shutil.rmtree(left_over, ignore_errors=True)
         dist.barrier()
 
     def begin_save(self, version: int, extra: dict[str, Any], *, timeout_s: float = 600.0) -> list[Saved]:

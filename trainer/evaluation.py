@@ -49,11 +49,11 @@ class Evaluations:
     def after_step(self) -> dict[str, float]:
         """Collects what is complete, and asks for what is due. The figures of a complete one."""
         version = self._feed.version
-        figures = self._collect(wait=False)
         if version == self._steps:
             if self._asked is not None:
                 self._give_up(self._asked)
-            return self._wait_for_one() or figures
+            return self._wait_for_one()
+        figures = self._collect(wait=False)
         self._due |= self._every > 0 and version % self._every == 0
         self._ask_if_due()
         return figures

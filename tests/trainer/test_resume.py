@@ -84,6 +84,7 @@ def test_the_second_five_steps_may_be_done_in_another_layout(straight, layout, w
     assert difference(run(folder, checkpoints, layout, world_size, range(SAVED, STEPS)), expected) <= 1e-6
 
 
+@pytest.mark.slow
 def test_the_reference_of_the_checkpoint_matters(straight):
     """So that the tests above can fail: another reference than that of version 3 shows in the weights."""
     folder, checkpoints, expected = straight
