@@ -150,28 +150,28 @@ def flow(folder: Path, *, groups: int, steps: int) -> None:
 
 
 def latency(folder: Path, *, seconds: float) -> None:
-    for times in (1, 2, 5):
+    for times in (1, 4):
         rate = times * GROUPS * COMPLETIONS / STEP_S
         seen, used_s, _ = drive(
             folder / f"latency-{times}",
-            groups=64,
+            groups=256,
             staleness=STALENESS,
             warm_steps=0,
+            warm_s=4.0,
             steps=10**6,
             seconds=seconds,
             trajectories_s=rate,
         )
         reached = seen.messages["ReportVerdict"] / seen.wall_s / (GROUPS * COMPLETIONS / STEP_S)
         print(f"latency at {reached:.1f} times the job's rate ({100 * used_s / seen.wall_s:.0f}% of a core):")
-        for name in ("lease", "grading lease", "report", "take"):
-            if values := seen.latencies_s.get(name):
-                print(f"      {name}: {percentiles(values)}")
+        for name in ("lease", "report"):
+            print(f"      {name}: {percentiles(seen.latencies_s[name])}")
 
 
 def memory(folder: Path) -> None:
     groups = 32
     batch_mb = groups * COMPLETIONS * MEAN_TOKENS * 8 / 1e6  # a token and its log-prob; versions are runs
-    for staleness in (0, 2, 4, 8):
+    for staleness in (0, 2, 4):
         _, _, used_mb = drive(
             folder / f"memory-{staleness}",
             groups=groups,

@@ -91,6 +91,7 @@ class Generator:
         warm_steps: int,
         steps: int,
         on_warm: Callable[[], None],
+        warm_s: float = 0.0,
         seconds: float = math.inf,
         trajectories_s: float = 0.0,
         checkpoint_every: int = 2,
@@ -110,6 +111,7 @@ class Generator:
             self._grade(judge)
         self._take()
         self._until(lambda: self.version >= warm_steps, math.inf)
+        self._until(lambda: False, warm_s)
         on_warm()
         self.messages.clear()
         self.latencies_s.clear()

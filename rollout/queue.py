@@ -169,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
     signals = _Signals()
+    gc.disable()  # while the journal is replayed, which makes records and no cycles
     try:
         config = read_run(options.run)
         rules = Rules.of(config)
@@ -179,6 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
             server = open_server(config, options.run, journal, rules)
             gc.freeze()  # what was replayed stays; a full collection would look at all of it
             gc.set_threshold(*COLLECT)
+            gc.enable()
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
     except (ConfigError, KeysError, RulesError, StartError, ProblemError) as error:

@@ -129,6 +129,8 @@ def _array_of_runs(dtype: np.dtype[Any], data: bytes) -> np.ndarray:
     ends, values = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     if ends[-1] > LONGEST or any(end <= begin for begin, end in zip([0, *ends], ends, strict=False)):
         raise WireError(f"an array whose runs end at {ends}")
+    if len(ends) == 1:
+        return np.broadcast_to(np.array(values[0], dtype), ends[0])  # takes no memory
     array = np.empty(ends[-1], dtype)
     for begin, end, value in zip([0, *ends], ends, values, strict=False):
         array[begin:end] = value
