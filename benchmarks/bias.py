@@ -229,7 +229,7 @@ def plot(path: Path, curves: Sequence[tuple[str, str, Lengths]]) -> None:
         shares = 1 - np.arange(len(values)) / len(values)
         points = [at(max(v, low), s) for v, s in zip(values[::4], shares[::4], strict=True)]
         draw.line(points, fill=colour, width=2)
-        draw.text((left + 20, height - bottom - 110 + 18 * number), f"— {name}", fill=colour)
+        draw.text((left + 20, height - bottom - 110 + 18 * number), name, fill=colour)
     draw.text((left + 8, 4), "share of completions that are longer", fill="black")
     image.save(path)
 
