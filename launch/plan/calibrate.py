@@ -10,7 +10,7 @@ refitted then.
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,8 @@ POINTS = DATA / "qwen3_32b_h100_decode.csv"
 STORED = DATA / "calibration.json"
 NOISE = 0.03  # relative, of a measurement: a residual beyond it counts linearly
 PUSH_BYTES_S = 64e9 / 2.67  # the slower of the NCCL pushes at 30-32B that were published (miles)
-# name -> (prior mean, prior spread); the spread is relative, but absolute for the exponent.
+# name -> (prior median, relative spread): all are positive. One of the two measured output lengths cannot tell the exponent, so
+# when the other is held back its prior speaks: outputs drift out of step, never into it, and slowly.
 PRIORS = {
     "decode_step_s": (5e-3, 0.3),
     "sequence_s": (30e-6, 0.5),
@@ -39,9 +40,8 @@ PRIORS = {
     "prefill_share": (0.5, 0.2),
     "chunk_loss": (1.0, 0.4),
     "retraction": (0.2, 0.5),
-    "output_exponent": (0.0, 0.1),
+    "output_exponent": (0.1, 0.5),
 }
-ADDITIVE = {"output_exponent"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,7 @@ class Errors:
 
 
 def _unpack(x: F64) -> dict[str, float]:
-    values = {}
-    for (name, (mean, spread)), z in zip(PRIORS.items(), x, strict=True):
-        values[name] = float(mean + spread * z) if name in ADDITIVE else float(mean * np.exp(spread * z))
-    return values
+    return {name: float(median * np.exp(spread * z)) for (name, (median, spread)), z in zip(PRIORS.items(), x, strict=True)}
 
 
 def _calibration(values: dict[str, float], train_fraction: float) -> Calibration:
@@ -115,11 +112,11 @@ def relative_errors(points: Sequence[Point], calibration: Calibration) -> F64:
     return np.array([predict(p, calibration.constants, calibration.protocol).tpot_s / p.tpot_s - 1 for p in points])
 
 
-def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], float]) -> Errors:
+def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], Hashable]) -> Errors:
     """Every point predicted from those that do not share its value."""
     errors = [
         relative_errors([p for p in points if key(p) == value], fit([p for p in points if key(p) != value]))
-        for value in sorted({key(p) for p in points})
+        for value in dict.fromkeys(key(p) for p in points)
     ]
     return Errors.of(f"each {what} held back", np.concatenate(errors))
 
@@ -135,11 +132,13 @@ def fifths(points: Sequence[Point], seed: int = 0) -> Errors:
     return Errors.of("a random fifth held back", np.concatenate(errors))
 
 
-GROUPS: dict[str, Callable[[Point], float]] = {
+GROUPS: dict[str, Callable[[Point], Hashable]] = {
     "TP": lambda p: p.tp,
     "concurrency": lambda p: p.sequences,
     "prompt length": lambda p: p.prompt_tokens,
     "output length": lambda p: p.output_tokens,
+    "TP and concurrency": lambda p: (p.tp, p.sequences),
+    "point alone": lambda p: (p.tp, p.sequences, p.prompt_tokens, p.output_tokens),
 }
 
 

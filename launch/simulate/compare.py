@@ -73,17 +73,19 @@ def variants(config: RunConfig) -> list[Variant]:
     rollout, trainer, groups = config.rollout, config.trainer, config.algo.groups_per_step
     engine_gpus, replica = rollout.engines * rollout.engine_tp, trainer.tp * trainer.pp * trainer.cp
     made = [Variant(name=f"max_staleness={s}", settings={"rollout.max_staleness": s}, options={}) for s in (1, 2, 3, 4)]
-    for staleness in sorted({max(1, rollout.max_staleness - 1), rollout.max_staleness}, reverse=True):
-        for window in (0, groups // 8, groups, 2 * groups):
-            settings = {"rollout.window": window, "rollout.max_staleness": staleness}
-            made.append(Variant(name=f"window={window} max_staleness={staleness}", settings=settings, options={}))
+    for window, staleness in ((0, -1), (groups, -1), (0, 0), (groups // 8, 0), (groups, 0), (2 * groups, 0)):
+        settings = {"rollout.window": window, "rollout.max_staleness": rollout.max_staleness + staleness}
+        name = f"window={window} max_staleness={rollout.max_staleness + staleness}"
+        made.append(Variant(name=name, settings=settings, options={}))
     cap = rollout.max_completion_tokens
-    made += [Variant(name=f"segment={n}", settings={"rollout.segment_tokens": n}, options={}) for n in (1024, 2048, 8192, cap)]
+    made += [Variant(name=f"segment={n}", settings={"rollout.segment_tokens": n}, options={}) for n in (1024, 2048, cap)]
     for tp in (2, 4, 8):
         running = rollout.concurrency * tp // rollout.engine_tp
         settings = {"rollout.engine_tp": tp, "rollout.engines": engine_gpus // tp, "rollout.concurrency": max(1, running)}
         made.append(Variant(name=f"engine_tp={tp} concurrency={max(1, running)}", settings=settings, options={}))
-    made += [Variant(name=f"concurrency={n}", settings={"rollout.concurrency": n}, options={}) for n in (24, 32, 48, 96, 128)]
+    most = rollout.concurrency
+    for n in (most // 2, 3 * most // 4, 3 * most // 2, 2 * most):
+        made.append(Variant(name=f"concurrency={n}", settings={"rollout.concurrency": max(1, n)}, options={}))
     for tail in (rollout.engines // 8, rollout.engines // 4):
         made.append(
             Variant(

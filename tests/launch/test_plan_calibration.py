@@ -34,11 +34,17 @@ def test_stored_constants_are_what_the_fit_gives(points: list[Point]) -> None:
             assert getattr(getattr(kept, record), name) == expected, name
 
 
-@pytest.mark.parametrize("what", ["TP", "concurrency", "prompt length"])
+@pytest.mark.parametrize("what", [what for what in GROUPS if what != "point alone"])
 def test_held_back_groups_are_predicted_within_5_and_12_percent(points: list[Point], what: str) -> None:
     errors = leave_groups_out(points, what, GROUPS[what])
     assert errors.median <= 0.05
     assert errors.p90 <= 0.12
+
+
+def test_stored_errors_are_within_5_and_12_percent_whatever_was_held_back() -> None:
+    assert len(stored_errors()) == 2 + len(GROUPS)
+    for errors in stored_errors():
+        assert (errors.median <= 0.05, errors.p90 <= 0.12) == (True, True), errors
 
 
 @pytest.mark.slow
