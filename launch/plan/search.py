@@ -17,7 +17,7 @@ from launch.plan.training import USABLE, Layout, TrainingCost, push_s, training_
 
 CONCURRENCIES = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 PIPELINES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
-CLOSE = 0.01  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
+CLOSE = 0.005  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
 MOST_NODES = 256  # that are tried when a cluster is too small
 SYNCHRONOUS = "generation, then training"
 
