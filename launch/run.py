@@ -146,7 +146,7 @@ def _site(config: RunConfig) -> _Site:
 def _base_port(config: RunConfig, run_dir: Path, site: _Site) -> int:
     if site.job is None:
         return choose_base_port(run_dir, config, port_is_free)
-    taken = probe(site.job.nodes)
+    taken = probe(site.job.nodes, config.cluster.srun_args)
     return choose_base_port(run_dir, config, lambda port: port not in taken, job=site.job.id)
 
 

@@ -63,14 +63,14 @@ class SlurmHost:
         self._running: dict[str, _Running] = {}
         self._orphaned: list[_Running] = []  # steps on lost nodes, whose srun may take a while to end
         self._job = job
-        self._nodes = NodeWatch([node.name for node in job.nodes], where.cluster.heartbeat_s)
+        self._nodes = NodeWatch([node.name for node in job.nodes], where.cluster.heartbeat_s, where.cluster.srun_args)
         self._deputy: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "SlurmHost":
         self._log_dir.mkdir(parents=True, exist_ok=True)
         if len(self._job.nodes) > 1:
             with (self._log_dir / "deputy.log").open("ab") as log:
-                command = deputy_command(self._job.id, [node.name for node in self._job.nodes])
+                command = deputy_command(self._job.id, [node.name for node in self._job.nodes], self._where.cluster.srun_args)
                 self._deputy = start_guarded(command, {}, output=log.fileno())
         return self
 

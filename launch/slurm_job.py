@@ -83,10 +83,10 @@ def requeue(job: Job) -> None:
     ask("scontrol", "requeue", str(job.id))
 
 
-def probe(nodes: Sequence[Node]) -> frozenset[int]:
+def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> frozenset[int]:
     """The ports that are taken on any of the nodes. Raises SlurmError."""
     names = [node.name for node in nodes]
-    return read_probe(ask(*probe_command(names, [sys.executable, "-S", str(PROBE)]), timeout_s=PROBE_S), names)
+    return read_probe(ask(*probe_command(names, [sys.executable, "-S", str(PROBE)], srun_args), timeout_s=PROBE_S), names)
 
 
 def read_probe(text: str, names: Sequence[str]) -> frozenset[int]:

@@ -23,11 +23,12 @@ DOWN = ("down", "fail", "unknown")
 class NodeWatch:
     """Watches nodes until they are lost. Times are the monotonic clock's."""
 
-    def __init__(self, nodes: Sequence[str], silence_s: float) -> None:
+    def __init__(self, nodes: Sequence[str], silence_s: float, srun_args: Sequence[str] = ()) -> None:
         self._nodes = list(nodes)
-        self._silence_s = silence_s
+        self._silence_s, self._srun_args = silence_s, srun_args
         self._heard_s: dict[str, float] = {}
-        self._listening_s = 0.0  # since when silence counts
+        self._listening_s = 0.0  # since when the heartbeat's step runs
+        self._vouched_s = float("-inf")  # when Slurm last said which nodes are down
         self._beat: _Command | None = None
         self._beat_due_s = 0.0
         self._states: _Command | None = None
@@ -41,8 +42,8 @@ class NodeWatch:
         return lost
 
     def heard_at(self, node: str) -> float:
-        """When the node was last heard; -inf if never."""
-        return self._heard_s.get(node, float("-inf"))
+        """When the node was last heard. For one that never was, Slurm's word must do."""
+        return self._heard_s.get(node, self._vouched_s)
 
     def heard_s(self) -> float:
         """Every node that is not lost was heard after this."""
@@ -61,7 +62,7 @@ class NodeWatch:
     def _listen(self, now: float) -> None:
         if self._beat is None:
             if now >= self._beat_due_s:
-                self._beat, self._listening_s = _Command(beat_command(self._nodes), now), now
+                self._beat, self._listening_s = _Command(beat_command(self._nodes, self._srun_args), now), now
             return
         for line in self._beat.lines():
             if line in self._nodes:
@@ -71,10 +72,10 @@ class NodeWatch:
             self._beat, self._beat_due_s = None, now + BEAT_AGAIN_S
 
     def _silent(self, now: float) -> dict[str, str]:
-        """Silence counts only while it would be broken: not before the step runs, nor between two of its starts."""
+        """Silence counts only for those who spoke, and while it could be broken: not between two starts of the step."""
         if self._beat is None:
             return {}
-        since = {node: now - max(self.heard_at(node), self._listening_s) for node in self._nodes}
+        since = {node: now - max(heard_s, self._listening_s) for node, heard_s in self._heard_s.items() if node in self._nodes}
         return {node: f"silent for {silent_s:.0f} s" for node, silent_s in since.items() if silent_s > self._silence_s}
 
     def _down(self, now: float) -> dict[str, str]:
@@ -85,7 +86,9 @@ class NodeWatch:
             return {}
         if self._states.popen.poll() is None and now < self._states.started_s + ANSWER_S:
             return {}
+        answered = self._states.popen.returncode == 0
         down = down_nodes(self._states.lines())
+        self._vouched_s = self._states.started_s if answered else self._vouched_s
         self._states.end()
         self._states, self._states_due_s = None, now + POLL_S
         return {node: f"Slurm says {state}" for node, state in down.items() if node in self._nodes}

@@ -86,21 +86,21 @@ def _on_each(nodes: Sequence[str]) -> list[str]:
     return [*SHARING, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
 
 
-def beat_command(nodes: Sequence[str]) -> list[str]:
+def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
     """A step over all nodes that says each one's name, again and again."""
     loop = f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done'
-    return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", "bash", "-c", loop]
+    return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", *srun_args, "bash", "-c", loop]
 
 
-def deputy_command(job: int, nodes: Sequence[str]) -> list[str]:
+def deputy_command(job: int, nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
     """A step on a few nodes that looks after the first one, where the batch script runs (slurm_deputy.sh)."""
     deputies = _on_each(nodes[1 : 1 + DEPUTIES])
-    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", str(DEPUTY), str(job), nodes[0]]
+    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", *srun_args, str(DEPUTY), str(job), nodes[0]]
 
 
-def probe_command(nodes: Sequence[str], script: Sequence[str]) -> list[str]:
+def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
     """A step that runs a command once on every node."""
-    return ["srun", "--kill-on-bad-exit=1", *_on_each(nodes), "--job-name=probe", *script]
+    return ["srun", "--kill-on-bad-exit=1", *_on_each(nodes), "--job-name=probe", *srun_args, *script]
 
 
 def everywhere_command(nodes: Sequence[str], where: Where, argv: Sequence[str]) -> list[str]:

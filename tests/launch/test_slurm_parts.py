@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from conf.schema import ClusterConfig
 from launch.placement import Process
 from launch.slurm_job import SlurmError, parse_addresses, read_probe
-from launch.slurm_nodes import down_nodes
+from launch.slurm_nodes import NodeWatch, down_nodes
 from launch.slurm_probe import listening
 from launch.slurm_step import Where, beat_command, exit_code, step_command, step_id
 
@@ -106,6 +107,29 @@ def test_heartbeat_says_each_node() -> None:
 def test_states_on_which_nothing_can_run_count_as_down() -> None:
     lines = ["n1 allocated", "n2 down", "n3 down*", "n4 allocated*", "n5 draining", "n6 fail", "n7 mixed", "", "error: x y z"]
     assert down_nodes(lines) == {"n2": "down", "n3": "down*", "n6": "fail"}
+
+
+def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for srun and sinfo: n2 speaks once, n3 never; Slurm says that all are well."""
+    for name, script in (
+        ("srun", "echo n1; echo n2; while sleep 0.1; do echo n1; done"),
+        ("sinfo", "for node in n1 n2 n3; do echo $node allocated; done"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    watch, lost = NodeWatch(["n1", "n2", "n3"], silence_s=1.0), dict[str, str]()
+    deadline = time.monotonic() + 20
+    try:
+        while not lost and time.monotonic() < deadline:
+            lost = watch.look(time.monotonic())
+            time.sleep(0.05)
+        assert list(lost) == ["n2"] and lost["n2"].startswith("silent for")
+        assert watch.heard_at("n1") > watch.heard_at("n2")
+        assert watch.heard_s() == watch.heard_at("n3") > float("-inf")  # Slurm's word
+        assert watch.look(time.monotonic()) == {}
+    finally:
+        watch.end()
 
 
 def test_addresses_are_read_from_what_scontrol_shows() -> None:
