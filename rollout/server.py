@@ -29,6 +29,7 @@ from rollout.wire import WireError, decode, pack, unpack
 log = logging.getLogger("queue")
 LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
 LONGEST_WAIT_S = 60.0
+CLIENTS_KNOWN = 256  # by what they saw last
 PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
 OF_THE_TRAINER = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
@@ -346,6 +347,8 @@ class QueueServer:
         busy = standing.busy(self._roster)
         figures = standing.figures(self._ledger, busy, self._busy.get(self._asking, standing.Busy()))
         self._busy[self._asking] = busy
+        if len(self._busy) > CLIENTS_KNOWN:  # each start of a client has a name of its own
+            del self._busy[next(iter(self._busy))]
         status = standing.status(self._ledger, self._roster, self._now)
         return m.StatusAnswer(
             status=status | {"figures": figures, "closing": self._closing, "leases_taken_back": dict(self._taken_back)}

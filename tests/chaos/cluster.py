@@ -96,7 +96,7 @@ class Cluster:
         self.links = {name: Proxy(port + 1 + i, port) for i, name in enumerate(("workers", "judge", "trainer"))}
         self.members = {member.name: member for member in self._members(port + 8)}
         self._later: list[_Later] = []
-        self._watch = Watch(self.endpoint, self.keys)
+        self.watch = Watch(self.endpoint, self.keys)
 
     def _members(self, engine_port: int) -> list[Member]:
         run = ("--run", str(self.run), "--queue")
@@ -116,7 +116,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        self._watch.close()
+        self.watch.close()
         for member in self.members.values():
             if member.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ class Cluster:
                     raise ChaosError(f"{member.name} ended with exit code {code}")
                 member.process = None
                 member.start_s = now + self._chance.uniform(0.0, 0.5)
-        self._watch.check()
+        self.watch.check()
 
     def quiet(self) -> bool:
         """No fault lasts any more."""

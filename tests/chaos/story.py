@@ -75,12 +75,12 @@ def tell(folder: Path, *, seed: int, faults: int, steps: int, deadline_s: float)
     def wait(until: Callable[[], bool], what: str, by_s: float) -> None:
         while not until():
             if time.monotonic() > by_s:
-                raise ChaosError(f"{what} did not come in time: it hangs\n{json.dumps(cluster._watch.last, indent=1)[:3000]}")
+                raise ChaosError(f"{what} did not come in time: it hangs\n{json.dumps(cluster.watch.last, indent=1)[:3000]}")
             cluster.tend()
             time.sleep(TURN_S)
 
     try:
-        wait(lambda: cluster._watch.looks > 0, "the queue server", ends_s)
+        wait(lambda: cluster.watch.looks > 0, "the queue server", ends_s)
         for _ in range(faults):
             fault = draw(chance)
             pause_ends_s = time.monotonic() + fault.pause_s
