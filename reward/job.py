@@ -20,7 +20,7 @@ from reward.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, Sandb
 
 START_S = 30.0  # for a job to be confined, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
-NAP_S = 0.02  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
+NAP_S = 0.05  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
 CLOCK_S = 0.05  # at least so long between two looks at a job's clocks
 CANCEL_S = 0.5  # at most so long between two looks at whether the result is still wanted
 STARVED_FACTOR = 10.0  # wall limit times this is the cap whatever the host does
