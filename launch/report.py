@@ -57,6 +57,11 @@ CHARTS = (
     Chart(title="Entropy", keys=("entropy/mean",), note="nats a token"),
     Chart(title="Gradient norm", keys=("grad_norm",), note="before clipping"),
     Chart(title="Clipped, and behaviour weight", keys=("clip/fraction", "behaviour/weight_mean"), note=""),
+    Chart(
+        title="Effective sample size",
+        keys=("behaviour/ess_fraction",),
+        note="of the behaviour weights; near 0 the run learns noise",
+    ),
 )
 
 

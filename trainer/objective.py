@@ -131,7 +131,9 @@ def cispo_loss(current: Tensor, old: Tensor, advantages: Tensor, clip_low: float
     """
     ratios = _exp(current - old).detach()
     losses = -ratios.clamp(1 - clip_low, 1 + clip_high) * advantages * current
-    return PolicyLoss(losses=losses, low=ratios < 1 - clip_low, high=ratios > 1 + clip_high, dual=torch.zeros_like(ratios) > 0)
+    return PolicyLoss(
+        losses=losses, low=ratios < 1 - clip_low, high=ratios > 1 + clip_high, dual=torch.zeros_like(ratios, dtype=torch.bool)
+    )
 
 
 def kl(current: Tensor, reference: Tensor, estimator: str) -> Tensor:
