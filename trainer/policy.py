@@ -28,7 +28,7 @@ from trainer.objective import Objective, token_losses
 from trainer.packing import Microbatch
 from trainer.parallel import Mesh
 from trainer.reference import Reference
-from trainer.signal import Signal
+from trainer.signals import Signal
 from trainer.spec import ModelSpec, read_spec
 
 

@@ -23,7 +23,7 @@ from trainer.health import NonFinite, TrainingError, describe
 from trainer.metrics import TokenFigures, mismatch_figure
 from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.policy import Policy
-from trainer.signal import make_signals
+from trainer.signals import make_signals
 from trainer.spec import Layout, ModelSpec
 
 Figures = dict[str, float]

@@ -42,9 +42,9 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
 
     if poison == "loss":
         policy.token_losses = loss_of_one_trajectory
-        from trainer import signal
+        from trainer import signals
 
-        signal.group_advantages = lambda rewards, kind, eps: np.where(np.arange(len(rewards)) == 1, 77.0, 0.5).astype(np.float32)
+        signals.group_advantages = lambda rewards, kind, eps: np.where(np.arange(len(rewards)) == 1, 77.0, 0.5).astype(np.float32)
     if poison == "gradient":
         policy.token_logprobs = gradient_of_one_trajectory
     try:
@@ -57,8 +57,11 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
     return said, all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 1, 1), (1, 1, 2), (2, 2, 1)])
-@pytest.mark.parametrize("poison", ["loss", "gradient", "weight"])
+FAST = [("loss", 1, 1, 2), ("gradient", 2, 2, 1), ("weight", 1, 1, 1)]
+SLOW = [case for p in ("loss", "gradient", "weight") for case in ((p, 1, 1, 1), (p, 1, 1, 2), (p, 2, 2, 1)) if case not in FAST]
+
+
+@pytest.mark.parametrize(("poison", "tp", "pp", "dp"), FAST + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW])
 def test_what_is_not_finite_stops_every_rank_before_any_weight_changes(tmp_path, poison: str, tp: int, pp: int, dp: int) -> None:
     results = ranks.run(poisoned_step, tp * pp * dp, model_folder(tmp_path / "model"), tp, pp, poison)
     quantity = {"loss": "loss", "gradient": "gradient", "weight": "old log-prob"}[poison]
