@@ -254,12 +254,11 @@ class EvalResult:
 
 
 def _check_array(name: str, array: Any, dtype: type[np.generic]) -> None:
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.type is not dtype:
         got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
         raise RecordError(f"`{name}` must be a vector of {np.dtype(dtype).name}, got {got}")
 
 
 def _check_same_length(**arrays: npt.NDArray[Any]) -> None:
-    lengths = {name: len(a) for name, a in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise RecordError(f"lengths differ: {lengths}")
+    if len(set(map(len, arrays.values()))) > 1:
+        raise RecordError(f"lengths differ: { {name: len(a) for name, a in arrays.items()} }")

@@ -130,10 +130,11 @@ def _array_of_runs(dtype: np.dtype[Any], data: bytes) -> np.ndarray:
     if ends[-1] > LONGEST or any(end <= begin for begin, end in zip([0, *ends], ends, strict=False)):
         raise WireError(f"an array whose runs end at {ends}")
     if len(ends) == 1:
-        return np.broadcast_to(np.array(values[0], dtype), ends[0])  # takes no memory
-    array = np.empty(ends[-1], dtype)
-    for begin, end, value in zip([0, *ends], ends, values, strict=False):
-        array[begin:end] = value
+        array = np.ndarray(ends, dtype, np.array(values, dtype), strides=(0,))  # one value, however long
+    else:
+        array = np.empty(ends[-1], dtype)
+        for begin, end, value in zip([0, *ends], ends, values, strict=False):
+            array[begin:end] = value
     array.flags.writeable = False
     return array
 
