@@ -138,10 +138,10 @@ def test_trainer_goes_on_from_its_checkpoint_on_a_spare_when_its_node_dies(mende
 def test_trainer_takes_a_rollout_node_when_its_own_dies_silently_and_there_is_no_spare(
     mended: SlurmCluster, tmp_path: Path
 ) -> None:
-    run = submit(mended, tmp_path, "trainer.steps=150", "rollout.engines=4", "cluster.heartbeat_s=8")
+    run = submit(mended, tmp_path, "trainer.steps=90", "rollout.engines=4", "cluster.heartbeat_s=8")
     run.wait_for_step(8)
     mended.kill_node("n2", reported=False)
-    run.complete(steps=150, timeout_s=150)
+    run.complete(steps=90, timeout_s=150)
     assert run.lines("trainer") == ["n1 n2", "n1 n4"]
     assert sorted(run.lines("fleet")) == ["0 n3", "2 n4"]
     assert not mended.steps("n4")
