@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def replay(*arguments: str) -> tuple[int, str]:
 
 def differences(text: str) -> dict[str, float]:
     """By figure, of those that do not depend on the clock or on how the model is cut."""
-    rows = [line.split() for line in text.splitlines() if "/" in line.split(" ")[0] and len(line.split()) == 4]
+    rows = re.findall(r"^(\w\S*) +(\S+) +(\S+) +(\S+e[+-]\d+)$", text, re.MULTILINE)
     return {row[0]: float(row[3]) for row in rows if not row[0].startswith(("time/", "packing/", "reference/host"))}
 
 
