@@ -23,6 +23,7 @@ DEADLINE_S = 400.0
 EVERY_S = 0.2
 ROLES = (  # words of a command line -> whose it is; the first that fits
     ("--model-path=", "engines"),
+    ("sglang::", "engines"),  # as its own processes call themselves
     ("torch.distributed.run", "torchrun"),
     ("-m trainer ", "trainer ranks"),
     ("-m rollout ", "workers"),
