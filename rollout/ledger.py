@@ -324,7 +324,10 @@ class Ledger:
     def completion(self, position: Position) -> tuple[I32, Finish | None]:
         """The tokens of a trajectory so far."""
         trajectory = self.state.groups[position.group].trajectories[position.trajectory]
-        return np.concatenate([np.zeros(0, np.int32), *(s.tokens for s in trajectory.segments)]), trajectory.finish
+        segments = trajectory.segments
+        if len(segments) == 1:
+            return segments[0].tokens, trajectory.finish
+        return np.concatenate([np.zeros(0, np.int32), *(s.tokens for s in segments)]), trajectory.finish
 
     def unready(self, count: int) -> list[int]:
         """The oldest untaken groups that are not ready: what the next batch waits for."""

@@ -313,12 +313,13 @@ class QueueServer:
         holder.sums = request.sums
         if request.engine is not None:
             self._register(request.engine)
-        cancel = [position for position in request.held if not self._ledger.adopt(request.holder, position)]
+        leased = set(self._ledger.leases.held(request.holder))
+        cancel = [p for p in request.held if p not in leased and not self._ledger.adopt(request.holder, p)]
         # A lease that two heartbeats in a row do not list was lost on its way to the holder.
-        unclaimed = frozenset(self._ledger.leases.held(request.holder)) - set(request.held)
+        unclaimed = leased.difference(request.held)
         for position in unclaimed & holder.unclaimed:
             self._ledger.leases.release(request.holder, position)
-        holder.unclaimed = unclaimed
+        holder.unclaimed = frozenset(unclaimed)
         return Heard(cancel=cancel, closing=self._closing, condemned=self._roster.why_condemned(request.holder))
 
     def _nothing_yet(self, request: m.Request) -> Any:

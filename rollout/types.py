@@ -101,7 +101,7 @@ class Trajectory:
         n, sampled = len(prompt.tokens), sum(len(s.tokens) for s in segments)
         return cls(
             tokens=np.concatenate([prompt.tokens, *(s.tokens for s in segments)]),
-            sampled=np.arange(n + sampled) >= n,
+            sampled=np.concatenate([np.zeros(n, np.bool_), np.ones(sampled, np.bool_)]),
             logprobs=np.concatenate([np.zeros(n, np.float32), *(s.logprobs for s in segments)]),
             versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
             reward=verdict.reward,
