@@ -1,5 +1,6 @@
 """Folders are read and written as transformers expects them, tensor for tensor."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from rollout.engine import Engine, EngineSettings
 from tests.trainer import jobs, ranks
+from tests.trainer.test_push import complete, free_port, greedy
 from trainer.hf_weights import hf_manifest
 from trainer.spec import Layout, read_spec
 
@@ -63,6 +66,29 @@ def test_what_is_exported_is_what_the_manifest_says_in_its_order(tmp_path):
     for result in ranks.run(jobs.forward_and_export, 4, str(tmp_path), Layout(tp=2, pp=2)):
         if result.weights:
             assert [(key, v.dtype, tuple(v.shape)) for key, v in result.weights.items()] == result.manifest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_written_folder_loads_in_sglang_and_answers_as_transformers_does(tmp_path, family):
+    source, target = tmp_path / "source", tmp_path / "target"
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    jobs.make_model(source, family, **sizes | ({} if family == "qwen3" else {"head_dim": 16}))
+    ranks.run(jobs.save_folder, 4, str(source), str(target), Layout(tp=2, pp=2), 100_000)
+    engine = Engine(
+        EngineSettings(
+            model=target, load_format="auto", port=free_port(), log_file=tmp_path / "engine.log", device="cpu", dtype="float32",
+            api_key="secret", max_total_tokens=2048, max_running_requests=4,
+        )
+    )  # fmt: skip
+    try:
+        engine.start()
+        asyncio.run(engine.wait_ready(240))
+        answer = asyncio.run(complete(engine, [5, 9, 33], 24))
+    finally:
+        engine.stop()
+    assert answer.tokens.tolist() == greedy(source, [5, 9, 33], 24)
 
 
 def change_weights(folder: Path, change) -> None:
