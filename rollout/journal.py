@@ -225,8 +225,8 @@ class Journal:
 
     def _damaged(self, what: str) -> JournalError:
         return JournalError(
-            f"{self.path} is damaged ({what}): nothing of it was used. Restore the file from a copy, or move it away and "
-            "resume the run from its last checkpoint, which loses the groups that were not yet trained on"
+            f"{self.path} is damaged ({what}): nothing of it was used. Restore the file from a copy; without one this run "
+            "cannot go on, since nobody knows which prompts were served, though its checkpoints are whole"
         )
 
     def _error(self, what: str, error: sqlite3.Error | OSError) -> JournalError:
