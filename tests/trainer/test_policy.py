@@ -1,8 +1,11 @@
 """A training step gives the same weights however the batch and the model are cut, and learns what it should."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from conf.schema import RunConfig
 from rollout.types import Batch, Finish, Group, Trajectory
@@ -93,3 +96,34 @@ def test_two_steps_give_the_same_weights_in_every_layout_and_packing(tmp_path, t
     for rank in figures:
         for name in ("loss/total", "kl/reference", "grad_norm", "clip/fraction", "entropy/mean"):
             assert rank[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
+    from trainer import parallel
+    from trainer.policy import load_policy
+    from trainer.spec import Layout
+    from trainer.step import Stopwatch, train_step
+
+    mesh = parallel.initialize(Layout(), seed=0, timeout_s=60)
+    figures = {}
+    for preset in sorted((Path(__file__).parents[2] / "conf" / "algo").glob("*.yaml")):
+        settings = config()
+        settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
+        settings.rollout.max_completion_tokens = 20
+        for key, value in yaml.safe_load(preset.read_text()).items():
+            setattr(settings.algo, key, value)
+        policy = load_policy(settings, mesh)
+        policy.remember_reference()
+        figures[preset.stem] = train_step(policy, batch(), settings, Stopwatch())
+    parallel.shutdown()
+    return figures
+
+
+def test_every_preset_of_the_algorithms_trains(tmp_path) -> None:
+    [figures] = ranks.run(step_of_each_preset, 1, model_folder(tmp_path))
+    assert len(figures) >= 7
+    for preset, found in figures.items():
+        assert all(np.isfinite(value) for value in found.values()), preset
+        assert found["grad_norm"] > 1e-4, preset
+        assert ("kl/reference" in found) == (preset in ("default", "grpo", "rloo")), preset
+    assert figures["gspo"]["clip/fraction"] > figures["grpo"]["clip/fraction"]  # its bounds are hundreds of times narrower
