@@ -9,8 +9,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.check import check
 from conf.messages import one_line
-from conf.schema import ConfigError, RunConfig, check
+from conf.schema import ConfigError, RunConfig
 
 CONFIG_FILE = "config.yaml"
 SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD)($|_)")

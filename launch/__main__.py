@@ -23,10 +23,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conf import slurm_sweep
+from conf.check import check_resumed
 from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
-from conf.schema import ConfigError, RunConfig, check_resumed
+from conf.schema import ConfigError, RunConfig
 from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device

@@ -55,8 +55,8 @@ def _lines(path: Path, text: str) -> Iterator[Any]:
 
 def _parquet(path: Path, content: bytes) -> Iterator[Any]:
     try:
-        import pyarrow  # type: ignore[import-not-found, unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found, unused-ignore]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise ReadError(f"{path}: Parquet needs the package pyarrow: pip install 'kestrel[parquet]'") from error
     try:

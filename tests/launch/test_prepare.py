@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import CHOICES
+from conf.check import CHOICES
 from launch.prepare import RECIPES, Made, PrepareError, prepare
 
 SCRIPT = """

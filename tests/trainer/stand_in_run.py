@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf.check import check
 from conf.load import write_run
-from conf.schema import RunConfig, check
+from conf.schema import RunConfig
 from rollout.client import AsyncQueueClient, QueueClient
 from rollout.engine_client import EngineClient
 from rollout.keys import RunKeys

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from conf.schema import CHOICES, ConfigError, DataConfig, ModelConfig, RunConfig, check, check_resumed
+from conf.check import CHOICES, check, check_resumed
+from conf.schema import ConfigError, DataConfig, ModelConfig, RunConfig
 
 
 def good() -> RunConfig:

@@ -1,0 +1,239 @@
+"""What a configuration must hold to before any process starts: the bounds of each setting, and what settings say of one another.
+
+`check(config)` refuses what cannot run, `check_resumed(stored, resumed)` what would break the contract of a run that goes on.
+"""
+
+from math import ceil, isfinite, lcm
+
+from conf.schema import AlgoConfig, ConfigError, RunConfig
+
+CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.prepare": ("", "debug", "smollm2"),
+    "algo.advantage": ("grpo", "dr_grpo", "rloo"),
+    "algo.policy_loss": ("ppo", "gspo", "cispo"),
+    "algo.behaviour_level": ("token", "sequence", "geometric"),
+    "algo.kl_in": ("loss", "reward"),
+    "algo.behaviour_correction": ("none", "truncate", "mask"),
+    "algo.kl_estimator": ("k1", "k2", "k3"),
+    "algo.loss_normalisation": ("token", "sequence", "constant"),
+    "trainer.lr_schedule": ("constant", "cosine"),
+    "trainer.recompute": ("none", "selective", "full"),
+    "reward.credit": ("all", "fraction"),
+    "cluster.kind": ("local", "slurm"),
+    "cluster.device": ("auto", "cpu", "cuda"),
+    "cluster.container_runtime": ("pyxis", "apptainer"),
+}
+AT_LEAST_ONE = (
+    "algo.groups_per_step", "algo.minibatches", "algo.ess_patience_steps",
+    "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
+    "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
+    "trainer.cp", "trainer.vpp",
+    "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
+    "reward.judges", "data.max_prompt_tokens", "cluster.nodes", "plan.sandbox_cores",
+    "plan.staleness_limit", "plan.max_cp",
+)  # fmt: skip
+AT_LEAST_ZERO = (
+    "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
+    "algo.reference_refresh_steps",
+    "algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
+    "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
+    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
+    "cluster.worker_restarts", "cluster.trainer_restarts", "cluster.requeues", "trainer.min_lr_fraction",
+)  # fmt: skip
+POSITIVE = (
+    "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
+    "trainer.push_s", "trainer.stall_s", "trainer.collective_s", "reward.cpu_limit_s", "reward.memory_limit_mb",
+    "cluster.heartbeat_s", "cluster.save_s",
+    "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps", "plan.prompt_tokens", "plan.completion_tokens",
+    "plan.length_sigma", "plan.sandbox_s", "plan.target_hours", "plan.gpu_memory_gb", "plan.hbm_gb_s", "plan.peak_tflops",
+    "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",
+    "plan.compute_fraction", "plan.bandwidth_fraction",
+)  # fmt: skip
+FINITE = (
+    *POSITIVE, "algo.kl_coef", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
+    "algo.clip_high", "trainer.weight_decay",
+)  # fmt: skip
+WITHIN = {  # at least, below
+    "trainer.adam_beta1": (0.0, 1.0),
+    "trainer.adam_beta2": (0.0, 1.0),
+    "trainer.min_lr_fraction": (0.0, 1.000001),
+    "algo.clip_low": (0.0, 1.000001),
+    "plan.compute_fraction": (0.0, 1.000001),
+    "plan.bandwidth_fraction": (0.0, 1.000001),
+    "algo.overlong_buffer_fraction": (0.0, 1.0),
+    "algo.ess_floor": (0.0, 1.0),
+    "algo.max_drops_per_step": (0, 2**31),
+    "trainer.seed": (0, 2**31),
+    "data.seed": (0, 2**31),
+    "cluster.base_port": (0, 65_000),
+}
+
+
+def check(config: RunConfig) -> None:
+    """Refuses what cannot run, before anything expensive starts. Raises ConfigError."""
+    for key, allowed in CHOICES.items():
+        if (value := _get(config, key)) not in allowed:
+            raise ConfigError(f"{key}={value!r}: choose one of {', '.join(repr(a) for a in allowed)}")
+    for keys, minimum in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
+        for key in keys:
+            if (value := _get(config, key)) < minimum:
+                raise ConfigError(f"{key}={value}: must be at least {minimum}")
+    for key in POSITIVE:
+        if (value := _get(config, key)) <= 0:
+            raise ConfigError(f"{key}={value}: must be above 0")
+    if not config.name or "/" in config.name:
+        raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so it must be one path component")
+    if not config.data.train:
+        raise ConfigError("data.train is empty: name at least one JSONL file of problems")
+    for key in FINITE:
+        if not isfinite(value := _get(config, key)):
+            raise ConfigError(f"{key}={value}: must be a finite number")
+    for key, (low, high) in WITHIN.items():
+        if not low <= (value := _get(config, key)) < high:
+            raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
+    _check_algorithm(config)
+    _check_layout(config)
+    _check_objective(config.algo)
+    _check_lengths(config)
+    _check_deadlines(config)
+
+
+FIXED = (
+    "algo.groups_per_step",
+    "algo.completions_per_group",
+    "rollout.max_staleness",
+    "rollout.window",
+    "rollout.max_completion_tokens",
+)
+"""What the ledger of a run was begun with and cannot change."""
+
+
+def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
+    """Refuses to go on with a run under another contract. Raises ConfigError."""
+    for key in FIXED:
+        if (before := _get(stored, key)) != (after := _get(resumed, key)):
+            raise ConfigError(
+                f"{key}={after}: the run was begun with {before}, which its ledger holds to; start a new run for that"
+            )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    algo, rollout = config.algo, config.rollout
+    if algo.completions_per_group < 2:
+        raise ConfigError(
+            f"algo.completions_per_group={algo.completions_per_group}: an advantage compares completions, take at least 2"
+        )
+    completions = algo.groups_per_step * algo.completions_per_group
+    if completions % algo.minibatches:
+        raise ConfigError(
+            f"algo.minibatches={algo.minibatches} does not divide the {completions} completions of a step "
+            f"({algo.groups_per_step} groups x {algo.completions_per_group})"
+        )
+    if algo.reference_refresh_steps and not algo.kl_coef:
+        raise ConfigError(
+            f"algo.reference_refresh_steps={algo.reference_refresh_steps} without algo.kl_coef: nothing looks at the reference"
+        )
+    window_versions = ceil(rollout.window / algo.groups_per_step)
+    if window_versions > rollout.max_staleness:
+        raise ConfigError(
+            f"rollout.window={rollout.window} costs {window_versions} version(s) of lead (window / algo.groups_per_step, rounded "
+            f"up), more than rollout.max_staleness={rollout.max_staleness}: make the window smaller or the staleness larger"
+        )
+    updates = config.trainer.steps * algo.minibatches
+    if config.trainer.warmup_steps >= updates:
+        raise ConfigError(
+            f"trainer.warmup_steps={config.trainer.warmup_steps} must be below the run's {updates} optimizer steps "
+            f"(trainer.steps x algo.minibatches)"
+        )
+    if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
+        raise ConfigError(
+            "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
+            "choose truncate or mask, or set rollout.max_staleness=0"
+        )
+
+
+def _check_layout(config: RunConfig) -> None:
+    trainer = config.trainer
+    if trainer.sequence_parallel and trainer.tp == 1:
+        raise ConfigError("trainer.sequence_parallel=true needs trainer.tp above 1: it cuts what tensor parallelism leaves whole")
+    if trainer.vpp > 1 and trainer.pp == 1:
+        raise ConfigError(f"trainer.vpp={trainer.vpp} needs trainer.pp above 1: it interleaves the chunks of pipeline stages")
+    if trainer.overlap_param_gather and not trainer.overlap_grad_reduce:
+        raise ConfigError("trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both go by the same buckets")
+
+
+def _check_objective(algo: AlgoConfig) -> None:
+    """Pairs of settings of which one would silently do nothing, or harm."""
+    for refused, message in (
+        (
+            algo.kl_coef > 0 and algo.kl_in == "loss" and algo.kl_estimator == "k1",
+            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it regularises nothing: choose k2 or k3, or "
+            "algo.kl_in=reward",
+        ),
+        (
+            algo.kl_in == "reward" and algo.kl_coef == 0,
+            "algo.kl_in=reward does nothing at algo.kl_coef=0: set a coefficient, or algo.kl_in=loss",
+        ),
+        (
+            0 < algo.dual_clip <= 1,
+            f"algo.dual_clip={algo.dual_clip}: must be above 1, or every token of negative advantage is clipped; 0 turns it off",
+        ),
+        (
+            algo.dual_clip > 0 and algo.policy_loss != "ppo",
+            f"algo.dual_clip={algo.dual_clip} belongs to algo.policy_loss=ppo; {algo.policy_loss} has no use for it, set it to 0",
+        ),
+        (
+            algo.behaviour_floor > 0 and algo.behaviour_correction != "mask",
+            f"algo.behaviour_floor={algo.behaviour_floor} is read by algo.behaviour_correction=mask alone: choose mask, or set "
+            "the floor to 0",
+        ),
+        (
+            algo.behaviour_floor >= algo.behaviour_cap,
+            f"algo.behaviour_floor={algo.behaviour_floor} must be below algo.behaviour_cap={algo.behaviour_cap}",
+        ),
+        (
+            algo.policy_loss == "gspo" and algo.behaviour_correction != "none" and algo.behaviour_level == "token",
+            "algo.policy_loss=gspo has one ratio a sequence, which weights of single tokens would bend: set "
+            "algo.behaviour_level=geometric or sequence",
+        ),
+    ):
+        if refused:
+            raise ConfigError(message)
+
+
+def _check_deadlines(config: RunConfig) -> None:
+    """A wait within a wait must be the shorter one."""
+    trainer, rollout = config.trainer, config.rollout
+    for shorter, short_s, longer, long_s, why in (
+        ("trainer.push_s", trainer.push_s, "trainer.collective_s", trainer.collective_s, "all ranks wait for a push"),
+        ("trainer.stall_s", trainer.stall_s, "trainer.collective_s", trainer.collective_s, "all ranks wait while rank 0 does"),
+        ("rollout.engine_start_s", rollout.engine_start_s, "trainer.stall_s", trainer.stall_s, "a batch waits for the engines"),
+    ):
+        if short_s >= long_s:
+            raise ConfigError(f"{shorter}={short_s:g} must be below {longer}={long_s:g}: {why}")
+
+
+def _check_lengths(config: RunConfig) -> None:
+    longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
+    trainer = config.trainer
+    parts = trainer.cp * lcm(2 if trainer.cp > 1 else 1, trainer.tp if trainer.sequence_parallel else 1)
+    needed = ceil(longest / parts) * parts
+    if needed > trainer.tokens_per_microbatch:
+        cut = f", {needed} when cut into the {parts} parts that tp, cp and sequence_parallel ask for" if parts > 1 else ""
+        raise ConfigError(
+            f"trainer.tokens_per_microbatch={trainer.tokens_per_microbatch} cannot hold the longest trajectory: "
+            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}{cut}"
+        )
+    if 0 < config.rollout.max_total_tokens < longest:
+        raise ConfigError(
+            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest "
+            f"trajectory, data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+        )
+
+
+def _get(config: RunConfig, key: str):
+    node: object = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
