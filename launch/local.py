@@ -60,14 +60,17 @@ class LocalHost:
         self._running[process.name] = _Running(process=process, popen=popen)
 
     def stop(self, name: str, *, at_once: bool) -> None:
-        running = self._running[name]
+        if (running := self._running.get(name)) is None:
+            return
         signal_group(running.popen.pid, signal.SIGKILL if at_once else signal.SIGTERM)
         running.kill_s = time.monotonic() + self._grace_s
 
     def tell_to_save(self, name: str) -> None:
         """Workers of torchrun have sessions of their own, so each process of the tree is told; the guard made the others deaf."""
+        if (running := self._running.get(name)) is None:
+            return
         with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._running[name].popen.pid).children(recursive=True):
+            for process in psutil.Process(running.popen.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGUSR1)
 

@@ -87,7 +87,9 @@ class SlurmHost:
         self._running[process.name] = _Running(process=process, popen=popen, log=path, offset=offset, token=token)
 
     def stop(self, name: str, *, at_once: bool) -> None:
-        running, now = self._running[name], time.monotonic()
+        running, now = self._running.get(name), time.monotonic()
+        if running is None:
+            return
         if at_once:
             running.kill(now)
         else:
@@ -95,7 +97,8 @@ class SlurmHost:
             running.kill_s = now + self._grace_s
 
     def tell_to_save(self, name: str) -> None:
-        self._running[name].send(signal.SIGUSR1)
+        if (running := self._running.get(name)) is not None:
+            running.send(signal.SIGUSR1)
 
     def events(self) -> Sequence[Ended | NodeLost]:
         now = time.monotonic()

@@ -52,9 +52,10 @@ class Host(AbstractContextManager["Host"], Protocol):
     def start(self, process: Process) -> None: ...
 
     def stop(self, name: str, *, at_once: bool) -> None:
-        """Begins to end a process; that it has ended is told by `events`."""
+        """Begins to end a process; that it has ended is told by `events`. If that was told already, nothing happens."""
 
-    def tell_to_save(self, name: str) -> None: ...
+    def tell_to_save(self, name: str) -> None:
+        """Likewise."""
 
     def events(self) -> Sequence[Ended | NodeLost]:
         """What has happened since the last call."""

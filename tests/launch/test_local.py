@@ -15,7 +15,7 @@ import pytest
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import GRACE_S, LocalHost
 from launch.placement import GUARD, Process, Restart
-from launch.supervise import supervise
+from launch.supervise import Ended, supervise
 
 FOREVER = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -151,6 +151,19 @@ def test_process_that_fails_soon_after_each_start_ends_the_run(tmp_path: Path) -
 def test_restarts_are_bounded(tmp_path: Path) -> None:
     why = failure([fake("trainer", FOREVER), fake("judge", "import os; os.kill(os.getpid(), 9)")], tmp_path, restarts=1)
     assert why.startswith("after 1 restarts (cluster.worker_restarts): judge-0 was killed")
+
+
+def test_two_trainers_that_end_in_the_same_moment_are_one_failure(tmp_path: Path) -> None:
+    """The second one's end is known to the host when the first one's has it stopped."""
+    with LocalHost(tmp_path) as host:
+        for n in (0, 1):
+            host.start(fake("trainer", "raise SystemExit(1)", n=n))
+        time.sleep(1.5)
+        ended = [event for event in host.events() if isinstance(event, Ended)]
+        assert [event.name for event in ended] == ["trainer-0", "trainer-1"]
+        for event in ended:
+            host.stop(event.name, at_once=True)
+            host.tell_to_save(event.name)
 
 
 def test_daemon_that_a_process_left_behind_is_ended(tmp_path: Path) -> None:
