@@ -24,7 +24,9 @@
 set -euo pipefail
 
 # Slurm runs a copy of this script; where the original lies it knows.
-script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\([^ ]*\).*/\1/p')
+# Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
+script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+while [[ ! -f $script && $script == *" "* ]]; do script=${script% *}; done
 project=$(dirname "$(dirname "$(realpath "$script")")")
 
 # The launcher's own Python needs no torch; those of trainer and fleet are cluster.trainer_python and cluster.rollout_python.

@@ -113,6 +113,7 @@ class _Failure:
     at_s: float
     cause: Cause | None  # None: a node was lost
     for_node: bool = False
+    counted: bool = False  # as a restart, once, however long it takes to clear the places
 
 
 class Lifecycle:
@@ -238,10 +239,11 @@ class Lifecycle:
         assert failure is not None
         if any(life.running for life in self._trainers()) or heard_s < failure.at_s:
             return []
-        if failure.cause is not None and not failure.for_node:
+        if failure.cause is not None and not failure.for_node and not failure.counted:
             if failure.cause.code == CANNOT_START or self._trainer_restarts >= self._rules.trainer_restarts:
                 return self._over(Outcome.FAILED, self._trainer_obituary(failure.cause))
             self._trainer_restarts += 1
+            failure.counted = True
         actions = self._place_anew(now)
         if self.phase is Phase.OVER or self._gone or any(life.stopping for life in self._lives.values()):
             return actions  # the trainer may need the place of what is still ending

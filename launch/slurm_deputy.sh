@@ -9,7 +9,7 @@ job=$1 batch_node=$2
 while sleep "${DEPUTY_POLL_S:-15}"; do
   nodes=$(squeue --noheader --jobs "$job" --format %N) || continue
   [[ -n $nodes ]] || continue
-  if ! scontrol show hostnames "$nodes" | grep --quiet --line-regexp --fixed-strings "$batch_node"; then
-    scontrol requeue "$job" && exit
-  fi
+  # No pipe: grep may leave before the end of a long list, and that scontrol was cut short is no reason to requeue.
+  names=$(scontrol show hostnames "$nodes") || continue
+  grep --quiet --line-regexp --fixed-strings -- "$batch_node" <<<"$names" || { scontrol requeue "$job" && exit; }
 done

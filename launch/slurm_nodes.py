@@ -42,8 +42,10 @@ class NodeWatch:
         return lost
 
     def heard_at(self, node: str) -> float:
-        """When the node was last heard. For one that never was, Slurm's word must do."""
-        return self._heard_s.get(node, self._vouched_s)
+        """When the node was last heard. For one that never was, and while nobody is, Slurm's word must do."""
+        if node not in self._heard_s:
+            return self._vouched_s
+        return self._heard_s[node] if self._is_heard() else max(self._heard_s[node], self._vouched_s)
 
     def heard_s(self) -> float:
         """Every node that is not lost was heard after this."""
@@ -72,11 +74,18 @@ class NodeWatch:
             self._beat, self._beat_due_s = None, now + BEAT_AGAIN_S
 
     def _silent(self, now: float) -> dict[str, str]:
-        """Silence counts only for those who spoke, and while it could be broken: not between two starts of the step."""
-        if self._beat is None:
+        """Silence counts only for those who spoke, and while it could be broken: not before the step's first word.
+
+        A step that Slurm is slow to start, or does not start, says nothing about the nodes.
+        """
+        if not self._is_heard():
             return {}
         since = {node: now - max(heard_s, self._listening_s) for node, heard_s in self._heard_s.items() if node in self._nodes}
         return {node: f"silent for {silent_s:.0f} s" for node, silent_s in since.items() if silent_s > self._silence_s}
+
+    def _is_heard(self) -> bool:
+        """Whether the heartbeat's present step has spoken."""
+        return self._beat is not None and max(self._heard_s.values(), default=0.0) > self._listening_s
 
     def _down(self, now: float) -> dict[str, str]:
         if self._states is None:

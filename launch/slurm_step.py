@@ -118,5 +118,6 @@ def step_id(lines: Sequence[str]) -> str | None:
 def exit_code(lines: Sequence[str], token: str) -> int | None:
     """As of subprocess, -9 for SIGKILL; None if the step was lost before it could tell."""
     mark = f"{END_MARK}{token} "
-    code = next((int(line.removeprefix(mark)) for line in reversed(lines) if line.startswith(mark)), None)
+    # The process may have left a line unfinished before it.
+    code = next((int(line.rpartition(mark)[2]) for line in reversed(lines) if mark in line), None)
     return code if code is None or code <= 128 else 128 - code

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from launch.lifecycle import Action, Cause, End, Lifecycle, Say, Start, Stop, TellToSave
+from launch.lifecycle import Action, Cause, End, Lifecycle, Outcome, Say, Start, Stop, TellToSave
 from launch.placement import Process
 
 TICK_S = 0.1
@@ -115,6 +115,8 @@ def supervise(
         answered = min(len(signals.ending), 1)  # a second one may have come before the first was looked at
         host.end_all(lambda: len(signals.ending) > answered)
         tick()
+    if signals.ending and end.outcome in (Outcome.SAVED, Outcome.SHORT):
+        return End(outcome=Outcome.INTERRUPTED)  # whoever ends a run does not want it requeued
     return end
 
 
@@ -133,8 +135,9 @@ class _Loop:
         asked_to_save = False
         while end is None:
             actions: list[Action] = []
-            self.life.progressed(self.newest())
-            for event in self.host.events():
+            events = self.host.events()
+            self.life.progressed(self.newest())  # after them: what a trainer wrote before it ended counts
+            for event in events:
                 self.note(event)
                 actions += self._tell(event)
             if self.signals.ending:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema import ClusterConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
+from conf.schema import ClusterConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.lifecycle import (
     BACK_OFF_S,
     CANNOT_START,
@@ -40,9 +40,9 @@ OK, KILLED = Cause(code=0, how="ended"), Cause(code=-9, how="was killed")
 class World:
     """A host on which nothing happens but what a test says. Nodes n0, n1 train, n2, n3 generate, the others are spare."""
 
-    def __init__(self, nodes: int = 5, rules: Rules = RULES) -> None:
+    def __init__(self, nodes: int = 5, rules: Rules = RULES, config: RunConfig = CONFIG) -> None:
         machines = [Node(name=f"n{n}", address=f"10.0.0.{n}") for n in range(nodes)]
-        self.life = Lifecycle(lambda lost: place(CONFIG, Path("/run"), machines, 20_000, lost=lost), rules)
+        self.life = Lifecycle(lambda lost: place(config, Path("/run"), machines, 20_000, lost=lost), rules)
         self.now = 0.0
         self.heard_s = 0.0
         self.running: dict[str, Process] = {}
@@ -236,6 +236,21 @@ def test_trainer_that_fails_on_living_nodes_may_start_again_so_often_without_a_n
     assert (
         "1 restarts without a new checkpoint (cluster.trainer_restarts): trainer-0 ended with exit code 1. boom" in world.end.why
     )
+
+
+def test_failure_of_the_trainer_counts_once_however_long_its_places_take_to_clear() -> None:
+    world = World(config=replace(CONFIG, reward=RewardConfig(judges=2)))
+    world.ticks(EARLY_S + 1)
+    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    assert world.stopping == {"judge-1"}  # on the node that is given up
+    world.ends("trainer-0", Cause(code=1, how="trainer-0 ended with exit code 1"))
+    world.ends("trainer-1")
+    for _ in range(5):
+        world.ticks()
+    assert world.end is None and world.nodes_of("trainer") == []
+    world.what_is_to_stop_ends()
+    world.ticks()
+    assert world.nodes_of("trainer") == ["n0", "n1"]
 
 
 def test_trainer_that_was_started_wrongly_is_not_tried_again() -> None:

@@ -1,6 +1,7 @@
 """The parts of the Slurm renderer that need no Slurm: commands, scripts, and what is read from their output."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from launch.placement import Process
 from launch.slurm_job import SlurmError, parse_addresses, read_probe
 from launch.slurm_nodes import NodeWatch, down_nodes
 from launch.slurm_probe import listening
-from launch.slurm_step import Where, beat_command, exit_code, step_command, step_id
+from launch.slurm_step import DEPUTY, Where, beat_command, exit_code, step_command, step_id
+
+BATCH_SCRIPT = DEPUTY.with_name("kestrel_256.sh")
 
 
 def process(code: str = "pass", **env: str) -> Process:
@@ -52,6 +55,12 @@ def test_script_tells_which_step_it_is_and_how_its_process_ended() -> None:
 def test_killed_process_is_told_from_one_that_failed() -> None:
     _, lines = ran(process("import os; os.kill(os.getpid(), 9)"), where())
     assert exit_code(lines, "token") == -9
+
+
+def test_last_words_without_a_line_end_do_not_hide_how_a_process_ended() -> None:
+    _, lines = ran(process("print('100%', end='')"), where())
+    assert lines[-1].startswith("100%")
+    assert exit_code(lines, "token") == 0
 
 
 def test_setup_lines_come_first_and_one_that_fails_is_named_and_is_no_reason_to_try_again() -> None:
@@ -130,6 +139,60 @@ def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path
         assert watch.look(time.monotonic()) == {}
     finally:
         watch.end()
+
+
+def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun's first step ends soon, and the second never speaks; Slurm says that all are well."""
+    for name, script in (
+        ("srun", f"[ -e {tmp_path}/second ] && exec sleep 60; touch {tmp_path}/second; echo n1; echo n2; sleep 0.2"),
+        ("sinfo", "for node in n1 n2; do echo $node allocated; done"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("launch.slurm_nodes.BEAT_AGAIN_S", 0.1)
+    monkeypatch.setattr("launch.slurm_nodes.POLL_S", 0.5)
+    watch = NodeWatch(["n1", "n2"], silence_s=0.5)
+    happened = time.monotonic() + 2.0  # the second step is silent by then
+    try:
+        while watch.heard_s() <= happened and time.monotonic() < happened + 20:
+            assert watch.look(time.monotonic()) == {}
+            time.sleep(0.05)
+        assert watch.heard_s() > happened, "nobody ever knows whether a node was the cause of what happened"
+    finally:
+        watch.end()
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "requeued"),
+    [
+        ("yes spare | head -n 20000 | sed 1s/.*/n1/", False),  # the first of a list that does not fit into a pipe
+        ("exit 1", False),
+        ("echo n2; echo n10", True),
+    ],
+)
+def test_deputy_requeues_for_nothing_but_a_node_that_is_gone(hostnames: str, requeued: bool, tmp_path: Path) -> None:
+    """With stand-ins for squeue and scontrol; after the second look the job is over."""
+    scontrol = f'if [ "$1" = requeue ]; then touch {tmp_path}/requeued; else {hostnames}; fi'
+    squeue = f"[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo nodes"
+    for name, script in (("scontrol", scontrol), ("squeue", squeue)):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEPUTY_POLL_S": "0.1"}
+    subprocess.run([DEPUTY, "7", "n1"], env=env, timeout=20)
+    assert (tmp_path / "requeued").exists() is requeued
+
+
+def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) -> None:
+    project = tmp_path / "my runs" / "kestrel"
+    (project / "launch").mkdir(parents=True)
+    script = shutil.copy(BATCH_SCRIPT, project / "launch")
+    for name, text in (("scontrol", f"echo '   Command={script} a.b=[x, y] name=z'"), ("python", 'echo "$PYTHONPATH" "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "KESTREL_PYTHON": str(tmp_path / "python")}
+    done = subprocess.run(["bash", script, "a.b=[x, y]", "name=z"], env=env, capture_output=True, text=True, timeout=20)
+    assert done.stdout == f"{project} -m launch cluster.kind=slurm experiment=kestrel_256 a.b=[x, y] name=z\n", done.stderr
 
 
 def test_addresses_are_read_from_what_scontrol_shows() -> None:
