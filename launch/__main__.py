@@ -31,7 +31,7 @@ from conf.schema import ConfigError, RunConfig
 from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
 from launch.run import dry_run, execute, with_device
-from launch.slurm_job import SlurmError, second_life
+from launch.slurm.job import SlurmError, second_life
 from launch.supervise import RunFailed
 from launch.sweep import Job, State, read_jobs, recorded
 from rollout.keys import KeysError

@@ -20,9 +20,9 @@ from launch.progress import Progress, outcome, read_metrics, summary
 from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
-from launch.slurm import SlurmHost
-from launch.slurm_job import Job, in_batch_job, probe, requeue, this_job
-from launch.slurm_step import Where
+from launch.slurm.host import SlurmHost
+from launch.slurm.job import Job, in_batch_job, probe, requeue, this_job
+from launch.slurm.step import Where
 from launch.supervise import Host, Interrupted, RunFailed, supervise
 from rollout.keys import RunKeys
 

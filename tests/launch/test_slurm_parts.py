@@ -11,12 +11,12 @@ import pytest
 
 from conf.schema import ClusterConfig
 from launch.placement import Process
-from launch.slurm_job import SlurmError, parse_addresses, read_probe
-from launch.slurm_nodes import NodeWatch, down_nodes
-from launch.slurm_probe import listening
-from launch.slurm_step import DEPUTY, Where, beat_command, exit_code, step_command, step_id
+from launch.slurm.job import SlurmError, parse_addresses, read_probe
+from launch.slurm.nodes import NodeWatch, down_nodes
+from launch.slurm.probe import listening
+from launch.slurm.step import DEPUTY, Where, beat_command, exit_code, step_command, step_id
 
-BATCH_SCRIPT = DEPUTY.with_name("kestrel_256.sh")
+BATCH_SCRIPT = DEPUTY.parent.with_name("kestrel_256.sh")
 
 
 def process(code: str = "pass", **env: str) -> Process:

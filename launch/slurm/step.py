@@ -18,7 +18,7 @@ STEP_MARK = "--- step "
 STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
 BEAT_S = 2.0
 DEPUTIES = 3
-DEPUTY = Path(__file__).with_name("slurm_deputy.sh")
+DEPUTY = Path(__file__).with_name("deputy.sh")
 CANNOT_START = 2
 
 SURVIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -93,7 +93,7 @@ def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[st
 
 
 def deputy_command(job: int, nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
-    """A step on a few nodes that looks after the first one, where the batch script runs (slurm_deputy.sh)."""
+    """A step on a few nodes that looks after the first one, where the batch script runs (deputy.sh)."""
     deputies = _on_each(nodes[1 : 1 + DEPUTIES])
     return ["srun", *SURVIVING, *deputies, "--job-name=deputy", *srun_args, str(DEPUTY), str(job), nodes[0]]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/slurm_deputy.sh JOB NODE: has the job start again when the node of its batch script is lost.
+# launch/slurm/deputy.sh JOB NODE: has the job start again when the node of its batch script is lost.
 #
 # With --no-kill Slurm (22.05) lets such a job run on with nobody in charge, its nodes idle until the time limit. This runs as
 # a step on other nodes of the job, and outlives the srun that started it.

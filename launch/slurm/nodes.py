@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from launch.child import end_group, signal_group, start_guarded
-from launch.slurm_step import beat_command
+from launch.slurm.step import beat_command
 
 POLL_S = 5.0  # between two looks at what Slurm says
 ANSWER_S = 30.0  # for Slurm to say it

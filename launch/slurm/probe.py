@@ -1,6 +1,6 @@
 """The TCP ports that somebody listens on; a script of its own, run on every node of a Slurm job by a step.
 
-python launch/slurm_probe.py     ->  {"node": "n2", "taken": [21000, …]}
+python launch/slurm/probe.py     ->  {"node": "n2", "taken": [21000, …]}
 """
 
 import json

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from conf.schema import ConfigError
 from launch.placement import Node
-from launch.slurm_step import probe_command
+from launch.slurm.step import probe_command
 
 ASK_S = 60.0
 PROBE_S = 180.0
-PROBE = Path(__file__).with_name("slurm_probe.py")
+PROBE = Path(__file__).with_name("probe.py")
 
 
 class SlurmError(RuntimeError):

@@ -1,6 +1,6 @@
 """The processes of a Slurm job: one step each, watched from the batch script. A `Host` for `supervise.py`.
 
-A process ends by a step whose last line says so (slurm_step.py), or with its node (slurm_nodes.py). A step that vanished
+A process ends by a step whose last line says so (step.py), or with its node (nodes.py). A step that vanished
 without a word is put down to its node if that is found lost, and to itself once the node was heard again.
 """
 
@@ -18,9 +18,9 @@ from launch.child import end_group, start_guarded
 from launch.lifecycle import Cause
 from launch.logs import cause_of_end, last_lines, start_line
 from launch.placement import Process
-from launch.slurm_job import Job
-from launch.slurm_nodes import NodeWatch, end_step
-from launch.slurm_step import Where, deputy_command, exit_code, step_command, step_id
+from launch.slurm.job import Job
+from launch.slurm.nodes import NodeWatch, end_step
+from launch.slurm.step import Where, deputy_command, exit_code, step_command, step_id
 from launch.supervise import TICK_S, Ended, NodeLost
 
 GRACE_S = 10.0  # between SIGTERM and the kill of a step; Slurm's KillWait after a scancel is 30 s by default
