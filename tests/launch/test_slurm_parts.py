@@ -150,8 +150,8 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr("launch.slurm_nodes.BEAT_AGAIN_S", 0.1)
-    monkeypatch.setattr("launch.slurm_nodes.POLL_S", 0.5)
+    monkeypatch.setattr("launch.slurm.nodes.BEAT_AGAIN_S", 0.1)
+    monkeypatch.setattr("launch.slurm.nodes.POLL_S", 0.5)
     watch = NodeWatch(["n1", "n2"], silence_s=0.5)
     happened = time.monotonic() + 2.0  # the second step is silent by then
     try:
