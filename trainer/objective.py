@@ -146,7 +146,8 @@ def kl(current: Tensor, reference: Tensor, estimator: str) -> Tensor:
         return -d
     if estimator == "k2":
         return d.square() / 2
-    return torch.expm1(d.clamp(max=LARGEST_LOG)) - d
+    d = d.clamp(max=LARGEST_LOG)  # both terms: the second alone would drive a token that is so far off further away
+    return torch.expm1(d) - d
 
 
 def token_losses(

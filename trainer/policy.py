@@ -96,9 +96,10 @@ class Policy:
         self.optimizer.prepare_grads()
         if not isfinite(self.optimizer.get_grad_norm()):
             self._find_bad_gradient(microbatches, signals, figures)
+        learning_rate = self.optimizer.param_groups[0]["lr"]
         _, norm, _ = self.optimizer.step()
-        self.scheduler.step(increment=1)
-        return float(norm), self.optimizer.param_groups[0]["lr"]
+        self.scheduler.step(increment=1)  # to that of the next step
+        return float(norm), learning_rate
 
     def _zero_gradients(self) -> None:
         for chunk in self.chunks:

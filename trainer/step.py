@@ -148,7 +148,7 @@ def batch_figures(batch: Batch) -> Figures:
     lengths = np.array([t.completion_tokens for t in trajectories])
     lags = np.concatenate([batch.step - t.versions[t.sampled] for t in trajectories])
     rewards = np.array([t.reward for t in trajectories])
-    signal = [g.rewards.std() > 0 for g in batch.groups]
+    signal = [np.ptp(g.rewards) > 0 for g in batch.groups]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),

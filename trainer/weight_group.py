@@ -13,7 +13,9 @@ What an engine holds is compared through its checksums: `expected_checksums` com
 
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal
 
@@ -58,20 +60,49 @@ def join(
     try:
         # Not through torch's rendezvous: under torchrun that would look for the store of torchrun's own agent.
         store = dist.TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
-        group, _ = _new_process_group_helper(
-            world_size,
-            rank,
-            [],
-            Backend(backend),
-            dist.PrefixStore(group_name, store),
-            group_name=group_name,  # type: ignore[arg-type]  # a NewType of str, private to torch
-            timeout=timeout,
-        )
+        with _standing_apart():
+            group, _ = _new_process_group_helper(
+                world_size,
+                rank,
+                [],
+                Backend(backend),
+                dist.PrefixStore(group_name, store),
+                group_name=group_name,  # type: ignore[arg-type]  # a NewType of str, private to torch
+                timeout=timeout,
+            )
     except (RuntimeError, ValueError) as error:
         where = f"{group_name!r} at {master_address}:{master_port}"
         raise WeightGroupError(f"rank {rank} of {world_size} cannot join weight group {where}: {error}") from error
     _world.pg_group_ranks[group] = {index: index for index in range(world_size)}
     return group
+
+
+@contextmanager
+def _standing_apart() -> Iterator[None]:
+    """Within it torch makes an NCCL group that is no part of the trainer's own, and whose failures are raised where it is used.
+
+    Where the default group is bound to a device, torch (2.13) makes every later group by splitting that one, for which all of the
+    trainer's ranks would have to call; only the source does, and its first broadcast would wait for ever. May go when splitting
+    can be declined.
+
+    A broadcast that breaks because an engine died is found by a thread of torch's, which by default ends the process. With
+    blocking waits there is no such thread, and `wait` raises as gloo's does. May go when a group can be asked for them.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    default, before = dist.group.WORLD, os.environ.get(name)
+    device = default.bound_device_id if default is not None else None
+    os.environ[name] = "1"
+    if default is not None:
+        default.bound_device_id = None
+    try:
+        yield
+    finally:
+        if default is not None:
+            default.bound_device_id = device
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def destroy(group: dist.ProcessGroup) -> None:

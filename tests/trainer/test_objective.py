@@ -126,6 +126,13 @@ def test_the_gradient_of_k2_averages_to_that_of_the_kl() -> None:
     torch.testing.assert_close(got, expected)
 
 
+@given(st.floats(-700, 700), st.sampled_from(["k2", "k3"]))
+def test_a_kl_never_drives_a_log_prob_away_from_the_reference(difference: float, estimator: str) -> None:
+    current = torch.tensor(difference, requires_grad=True)
+    [gradient] = torch.autograd.grad(kl(current, torch.tensor(0.0), estimator), current)
+    assert gradient.item() * difference >= 0
+
+
 @given(st.lists(st.floats(-700, 700), min_size=2, max_size=8), st.sampled_from(LOSSES), st.sampled_from(["k2", "k3"]))
 def test_no_log_prob_is_so_far_off_that_loss_or_gradient_are_not_finite(
     differences: list[float], kind: str, estimator: str

@@ -1,5 +1,6 @@
 """A training step gives the same weights however the batch and the model are cut, and learns what it should."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,16 @@ def test_two_steps_give_the_same_weights_in_every_layout_and_packing(tmp_path, t
     for rank in figures:
         for name in ("loss/total", "kl/reference", "grad_norm", "clip/fraction", "entropy/mean"):
             assert rank[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("size", range(2, 17))
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7])
+def test_a_group_of_equal_rewards_has_no_signal_however_its_mean_is_rounded(reward: float, size: int) -> None:
+    from trainer.step import batch_figures
+
+    [group] = batch(groups=1, size=size).groups
+    equal = Batch(step=0, groups=[replace(group, trajectories=[replace(t, reward=reward) for t in group.trajectories])])
+    assert batch_figures(equal)["reward/groups_with_signal_fraction"] == 0
 
 
 def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:

@@ -77,6 +77,12 @@ def test_five_and_five_steps_are_ten_to_the_bit(straight):
     assert [figures["reference/version"] for figures in expected.figures] == [0, 0, 3, 3, 3, 6, 6, 6, 9, 9]
 
 
+def test_a_steps_learning_rate_is_that_of_its_own_last_update(straight):
+    """Four updates of warm-up, two a step."""
+    _, _, outcome = straight
+    assert [figures["learning_rate"] for figures in outcome.figures[:2]] == pytest.approx([5e-4 * 2 / 4, 5e-4])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "world_size"), [(TP2, 2), (DP2, 2), (Layout(tp=2, pp=2), 4), (Layout(), 1)])
 def test_the_second_five_steps_may_be_done_in_another_layout(straight, layout, world_size):

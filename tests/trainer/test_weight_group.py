@@ -2,12 +2,15 @@
 
 import hashlib
 import multiprocessing
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -53,6 +56,29 @@ def test_what_rank_0_sends_reaches_all_and_a_destroyed_groups_name_can_be_used_a
     calls = [processes.submit(member, rank, 3, ports) for rank in range(3)]
     expected = [list(range(8)), list(range(10, 18))]
     assert [call.result(timeout=120) for call in calls] == [expected] * 3
+
+
+def test_a_trainer_bound_to_a_device_joins_a_group_that_is_no_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch goes by when it makes an NCCL group, on a machine without NCCL: no default group to split, waits that raise."""
+    make, seen = weight_group._new_process_group_helper, []
+
+    def recording(*arguments: Any, **options: Any) -> Any:
+        seen.append((dist.group.WORLD.bound_device_id, os.environ.get("TORCH_NCCL_BLOCKING_WAIT")))
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(weight_group, "_new_process_group_helper", recording)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    device = torch.device("cuda", 0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.group.WORLD.bound_device_id = device
+        weight_group.join("127.0.0.1", free_port(), rank=0, world_size=1, group_name="apart", timeout_s=TIMEOUT_S)
+        assert dist.group.WORLD.bound_device_id == device
+    finally:
+        dist.destroy_process_group()
+    assert seen == [(None, "1")]
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
 
 def test_a_group_that_nobody_joins_is_an_error_within_its_timeout() -> None:
