@@ -37,6 +37,7 @@ from launch.sweep import Job, State, read_jobs, recorded
 from rollout.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
+LONGEST_NAME = 120  # of a sweep's job; its number comes first, so that it stays its own
 KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, SlurmError)
 
 
@@ -106,7 +107,7 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
         varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run=", "name="))]
         what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override)) for override in varied]
         composed.output = hydra_config.sweep.dir
-        composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])
+        composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])[:LONGEST_NAME]
 
 
 def _resume(run_dir: Path, overrides: list[str]) -> None:

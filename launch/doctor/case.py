@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,14 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
     )
     before_s = time.time()
     with ThreadPoolExecutor() as pool:
-        commands = [_everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes) for python in case.roles_of]
         within_s = IMAGE_S if config.cluster.container else NODES_S
-        nodes = [node for answers in pool.map(lambda command: _ask(command, within_s), commands) for node in answers]
+
+        def ask(python: str) -> list[Node]:
+            """Named as the run names it: `python3` calls itself by its path."""
+            command = _everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes)
+            return [replace(node, python=python) for node in _ask(command, within_s)]
+
+        nodes = [node for answers in pool.map(ask, case.roles_of) for node in answers]
     after_s = time.time()
     lost = tuple(_missing_canaries(nodes))
     return Case(config=config, run_dir=run_dir, processes=processes, nodes=nodes, asked_s=(before_s, after_s), lost_canaries=lost)

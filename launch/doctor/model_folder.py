@@ -140,6 +140,8 @@ def judge_layout(case: Case, shape: dict[str, Any]) -> Finding:
 
 def trainer_accepts(case: Case) -> Finding:
     """The trainer itself, in its own environment, says that it knows the model and finds every tensor."""
+    if case.config.cluster.container:
+        return skipped("the trainer's Python is in a container, and this is asked outside of it")
     if not Path(case.config.model.path).is_dir():
         return skipped("there is no model folder")
     python = next((python for python, roles in case.roles_of.items() if "trainer" in roles), None)

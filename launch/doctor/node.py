@@ -86,7 +86,12 @@ def gpus() -> list[dict[str, Any]]:
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
-    return [{"name": name, "memory_mb": int(total), "used_mb": int(used)} for name, total, used in rows]
+    return [{"name": name, "memory_mb": _megabytes(total), "used_mb": _megabytes(used)} for name, total, used in rows]
+
+
+def _megabytes(cell: str) -> int:
+    """0 for what is not told: `[N/A]` where GPU and host share their memory, or where the GPU is cut into parts."""
+    return int(cell) if cell.isdigit() else 0
 
 
 def _write_canary(folder: Path) -> dict[str, str]:

@@ -161,6 +161,8 @@ def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding
 
 def sandbox(case: Case) -> Finding:
     """A right solution, run as a judge would run it, passes."""
+    if case.config.cluster.container:
+        return skipped("the judges' Python is in a container, and this is asked outside of it")
     python = next((python for python, roles in case.roles_of.items() if "judge" in roles), sys.executable)
     return run_tiny_job([python, "-m", "reward.check"])
 

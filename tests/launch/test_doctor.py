@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.doctor import machine, model_folder, pins, problems, storage
+from launch.doctor import machine, model_folder, node, pins, problems, storage
 from launch.doctor.case import Case, Node, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
@@ -264,9 +265,48 @@ def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
     assert [(name, f.said) for name, f in examine(named, fast=True) if f.level is Level.FAILURE] == []
 
 
-def test_folder_that_cannot_be_written_is_a_failure_of_the_real_canary(world: World) -> None:
-    from launch.doctor import node
+def test_answers_are_put_down_to_the_python_as_the_run_names_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is looked up in PATH, or a relative path, is not what that Python calls itself."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/my-python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
+    (tmp_path / "bin/my-python").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    world.config.cluster = ClusterConfig(device="cpu", nodes=1, trainer_python="my-python")
+    found = gather(world.config, world.case.run_dir, world.case.processes)
+    assert {node.python for node in found.nodes} == {"my-python", PYTHON} == set(found.roles_of)
+    bare = replace(found, nodes=[replace(asked, packages={}) for asked in found.nodes if asked.python == "my-python"])
+    said = next(check for check in CHECKS if check.name == "python environments").ask(bare).said
+    assert "my-python" in said and "(trainer) lacks" in said and "megatron-core" in said
 
+
+def test_run_that_is_resumed_needs_no_room_for_the_checkpoints_that_it_has(world: World) -> None:
+    free = shutil.disk_usage(world.folder).free
+    one, _ = storage.needed_bytes(world.config, world.case.parameters)
+    setting(world, "trainer.checkpoints_kept", int(2 * free / one))
+    assert world.find("disk space").level is Level.FAILURE
+    (world.folder / "run/checkpoints/version-4").mkdir(parents=True)
+    with (world.folder / "run/checkpoints/version-4/shard").open("wb") as shard:
+        shard.truncate(2 * free)  # takes no room
+    assert world.find("disk space").level is Level.OK
+
+
+def test_gpu_that_does_not_tell_its_memory_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 143771, 4'; echo 'NVIDIA GB10, [N/A], [N/A]'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert [(gpu["memory_mb"], gpu["used_mb"]) for gpu in node.gpus()] == [(143_771, 4), (0, 0)]
+
+
+@pytest.mark.parametrize("check", ["trainer accepts", "sandbox"])
+def test_what_only_a_container_knows_is_not_asked_outside_of_it(world: World, check: str) -> None:
+    world.config.cluster.container, world.config.cluster.trainer_python = "image", "/opt/python-of-the-image"
+    world.config.cluster.rollout_python = world.config.cluster.trainer_python
+    assert world.find(check).level is Level.SKIPPED
+
+
+def test_folder_that_cannot_be_written_is_a_failure_of_the_real_canary(world: World) -> None:
     assert "error" in node._write_canary(Path("/proc"))
 
 
