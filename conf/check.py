@@ -140,6 +140,10 @@ def _check_algorithm(config: RunConfig) -> None:
             f"rollout.window={rollout.window} costs {window_versions} version(s) of lead (window / algo.groups_per_step, rounded "
             f"up), more than rollout.max_staleness={rollout.max_staleness}: make the window smaller or the staleness larger"
         )
+    if config.trainer.eval_every and not config.data.heldout:
+        raise ConfigError(
+            f"trainer.eval_every={config.trainer.eval_every} without data.heldout: there are no problems to evaluate on"
+        )
     updates = config.trainer.steps * algo.minibatches
     if config.trainer.warmup_steps >= updates:
         raise ConfigError(

@@ -19,6 +19,7 @@ from conf.schema import ConfigError, RunConfig
 from rollout.client import QueueClient, QueueError
 from rollout.keys import KeysError, RunKeys
 from trainer import checkpoint, hf_weights, parallel
+from trainer.balance import PackingError
 from trainer.control import Control, LeaderFailed
 from trainer.evaluation import Evaluations
 from trainer.feed import Feed
@@ -185,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
     except LeaderFailed:  # rank 0 says why
         return 1
-    except (ConfigError, KeysError, ModelError, QueueError, TimeoutError, TrainingError) as error:
+    except (ConfigError, KeysError, ModelError, PackingError, QueueError, TimeoutError, TrainingError) as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

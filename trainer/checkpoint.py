@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ _RECORD = "kestrel.json"
 _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  # the run's configuration decides these
 _MODEL, _REFERENCE = "model", "reference"
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
+_ROUND_S = 1.0  # the ranks tell one another so often whether they still write
 
 megatron_fixes.install()
 
@@ -143,11 +145,14 @@ class Checkpoints:
         return [*ended, self._finish(pending)]
 
     def wait(self, *, timeout_s: float) -> list[Saved]:
-        """Like `poll`, but waits for the save under way."""
-        if self._pending is not None:
-            self._pending.shards.join(timeout_s)
-            if _any_rank(self._pending.shards.writing, self._state.mesh):
-                raise TimeoutError(f"checkpoint {self._pending.partial} was not written within {timeout_s} s")
+        """Like `poll`, but waits for the save under way. Raises TimeoutError, on every rank, if it does not end."""
+        # In rounds: a rank that has written its part would wait for the slowest in one collective, which has its own deadline.
+        rounds = ceil(timeout_s / _ROUND_S)
+        while self._pending is not None and _any_rank(self._pending.shards.writing, self._state.mesh):
+            if rounds == 0:
+                raise TimeoutError(f"checkpoint {self._pending.partial} was not written within {timeout_s:g} s")
+            self._pending.shards.join(_ROUND_S)
+            rounds -= 1
         return self.poll()
 
     def _prepare(self, partial: Path) -> str | None:

@@ -28,6 +28,7 @@ from rollout import recorded
 from rollout.recorded import RecordError
 from rollout.types import Batch
 from trainer import checkpoint, parallel
+from trainer.balance import PackingError
 from trainer.control import Control, LeaderFailed
 from trainer.health import TrainingError
 from trainer.policy import load_policy
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_ranks(replay, arguments)
     except LeaderFailed:  # rank 0 says why
         return 1
-    except (ConfigError, ModelError, RecordError, ReplayError, TrainingError) as error:
+    except (ConfigError, ModelError, PackingError, RecordError, ReplayError, TrainingError) as error:
         print(f"replay: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

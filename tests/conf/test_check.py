@@ -55,6 +55,7 @@ def test_defaults_are_the_job_of_256_gpus_and_only_lack_tokens_for_the_longest_t
         ("name", ""),
         ("name", "a/b"),
         ("data.train", []),
+        ("trainer.eval_every", 5),
         ("algo.completions_per_group", 1),
         ("algo.minibatches", 3),
         ("rollout.max_total_tokens", 1000),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import jobs, namespaces, ranks
-from trainer import checkpoint, parallel
+from trainer import checkpoint, parallel, shards
 from trainer.spec import Layout, ModelError, read_spec
 
 STRAIGHT = range(5)
@@ -197,6 +197,35 @@ def test_a_save_holds_the_weights_of_the_moment_it_began(tmp_path):
     made = jobs.make_model(tmp_path / "model", "qwen2")
     (weights,) = ranks.run(save_while_training_goes_on, 1, str(tmp_path / "model"), str(tmp_path / "checkpoints"))
     assert all(torch.equal(weights[key], values) for key, values in made.state_dict().items())
+
+
+def save_with_a_slow_rank(folder: str, checkpoints: str, collective_s: float, slow_s: float) -> tuple[str, list[str | None]]:
+    """What a wait that is too short says, and how the save ends all the same."""
+    mesh = parallel.initialize(Layout(), seed=1, timeout_s=collective_s)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    store = checkpoint.Checkpoints(checkpoints, state, keep=2)
+    write = shards.Shards._write
+
+    def write_late(self: shards.Shards, buckets: list) -> None:
+        time.sleep(slow_s * mesh.rank)
+        write(self, buckets)
+
+    shards.Shards._write = write_late
+    store.begin_save(1, {})
+    with pytest.raises(TimeoutError) as too_short:
+        store.wait(timeout_s=1)
+    ended = [saved.failure for saved in store.wait(timeout_s=60)]
+    parallel.shutdown()
+    return str(too_short.value), ended
+
+
+@pytest.mark.slow
+def test_a_rank_that_writes_for_longer_than_a_collective_may_take_is_waited_for(tmp_path):
+    jobs.make_model(tmp_path / "model", "qwen2")
+    outcomes = ranks.run(save_with_a_slow_rank, 2, str(tmp_path / "model"), str(tmp_path / "checkpoints"), 10.0, 16.0)
+    for message, ended in outcomes:
+        assert "version-1.partial was not written within 1 s" in message
+        assert ended == [None]
 
 
 def save_until_killed(folder: str, checkpoints: str, saves: float | None) -> int:
