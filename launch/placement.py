@@ -38,6 +38,7 @@ class Node:
     name: str
     address: str  # where the other nodes reach it
     gpus: int = 0
+    visible: tuple[str, ...] = ()  # what CUDA_VISIBLE_DEVICES calls them; (): by their numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +200,7 @@ class _Context:
     def has_gpus(self) -> bool:
         return self.config.cluster.device != "cpu"
 
-    def env(self, share_gpus: tuple[int, ...] = ()) -> dict[str, str]:
+    def env(self, node: Node, share_gpus: tuple[int, ...] = ()) -> dict[str, str]:
         env = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         # Megatron and torch warn on every rank, at import already, about what only they can change.
         env["PYTHONWARNINGS"] = "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning"
@@ -209,7 +210,8 @@ class _Context:
                 env["GLOO_SOCKET_IFNAME"] = "lo"
         else:
             # NCCL in the trainer and in the engines must agree on this, and the engine's default is 0.
-            env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share_gpus)), "NCCL_CUMEM_ENABLE": "0"}
+            share = [node.visible[gpu] if node.visible else str(gpu) for gpu in share_gpus]
+            env |= {"CUDA_VISIBLE_DEVICES": ",".join(share), "NCCL_CUMEM_ENABLE": "0"}
         return env
 
     def torchrun(self, python: str, module: str, ranks: int, rendezvous: Sequence[str]) -> list[str]:
@@ -227,8 +229,8 @@ class _Context:
 def _queue(context: _Context) -> Process:
     argv = (context.rollout_python, "-m", "rollout.queue", "--run", str(context.run_dir), "--bind", context.queue)
     return Process(
-        role="queue", name="queue-0", node=context.head.name, address=context.head.address, argv=argv, env=context.env(),
-        ports={"queue": context.ports.queue}, restart=Restart.ALWAYS,
+        role="queue", name="queue-0", node=context.head.name, address=context.head.address, argv=argv,
+        env=context.env(context.head), ports={"queue": context.ports.queue}, restart=Restart.ALWAYS,
     )  # fmt: skip
 
 
@@ -243,8 +245,9 @@ def _trainer(context: _Context, number: int, node: Node, its: _Place, nodes: int
     argv += ["--run", str(context.run_dir), "--queue", context.queue, "--push-port", str(ports.push)]
     gpus = its.trainer_gpus if context.has_gpus else ()
     return Process(
-        role="trainer", name=f"trainer-{number}", node=node.name, address=node.address, argv=tuple(argv), env=context.env(gpus),
-        ports={"rendezvous": ports.trainer, "push": ports.push} if number == 0 else {}, gpus=gpus, restart=Restart.NEVER,
+        role="trainer", name=f"trainer-{number}", node=node.name, address=node.address, argv=tuple(argv),
+        env=context.env(node, gpus), gpus=gpus, restart=Restart.NEVER,
+        ports={"rendezvous": ports.trainer, "push": ports.push} if number == 0 else {},
     )  # fmt: skip
 
 
@@ -259,8 +262,9 @@ def _rollout(context: _Context, number: int, node: Node, its: _Place) -> Process
     engines = {f"engine-{n}": ports.engine + n * ENGINE_PORTS for n in range(first, first + its.engines)}
     gpus = its.engine_gpus if context.has_gpus else ()
     return Process(
-        role="rollout", name=f"rollout-{number}", node=node.name, address=node.address, argv=tuple(argv), env=context.env(gpus),
-        ports={"rendezvous": ports.rollout + first, **engines}, gpus=gpus, restart=Restart.ON_FAILURE,
+        role="rollout", name=f"rollout-{number}", node=node.name, address=node.address, argv=tuple(argv),
+        env=context.env(node, gpus), gpus=gpus, restart=Restart.ON_FAILURE,
+        ports={"rendezvous": ports.rollout + first, **engines},
     )  # fmt: skip
 
 
@@ -268,7 +272,13 @@ def _judge(context: _Context, number: int, node: Node) -> Process:
     name = f"judge-{number}"
     argv = (context.rollout_python, "-m", "reward", "--run", str(context.run_dir), "--queue", context.queue, "--name", name)
     return Process(
-        role="judge", name=name, node=node.name, address=node.address, argv=argv, env=context.env(), restart=Restart.ON_FAILURE
+        role="judge",
+        name=name,
+        node=node.name,
+        address=node.address,
+        argv=argv,
+        env=context.env(node),
+        restart=Restart.ON_FAILURE,
     )
 
 

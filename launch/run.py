@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TextIO
 
@@ -174,13 +175,24 @@ def planned_nodes(config: RunConfig) -> list[Node]:
 
 
 def local_nodes(config: RunConfig) -> list[Node]:
-    """This machine."""
-    gpus = config.cluster.gpus_per_node or gpus_found()
-    return [Node(name=os.uname().nodename, address=LOOPBACK, gpus=gpus)]
+    """This machine, with those of its GPUs that the launcher was given. Raises ConfigError."""
+    gpus, visible = config.cluster.gpus_per_node or gpus_found(), visible_gpus() or ()
+    if visible and gpus > len(visible):
+        raise ConfigError(f"cluster.gpus_per_node={gpus}, but CUDA_VISIBLE_DEVICES={','.join(visible)} leaves {len(visible)}")
+    return [Node(name=os.uname().nodename, address=LOOPBACK, gpus=gpus, visible=visible)]
 
 
 def gpus_found() -> int:
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    visible = visible_gpus()
+    return len(visible if visible is not None else list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def visible_gpus() -> tuple[str, ...] | None:
+    """The names in CUDA_VISIBLE_DEVICES, by which whoever started this gave it a share of the machine; None: no word of it."""
+    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return None
+    names = tuple(name.strip() for name in said.split(","))
+    return tuple(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names))  # as CUDA reads it
 
 
 def with_device(config: RunConfig) -> RunConfig:

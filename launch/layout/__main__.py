@@ -16,6 +16,7 @@ from conf.schema import ConfigError
 from launch.doctor.node import gpus
 from launch.layout.fit import fit
 from launch.plan.inputs import read_model
+from launch.run import visible_gpus
 
 ASKED_WRONGLY = 2
 
@@ -23,6 +24,8 @@ ASKED_WRONGLY = 2
 def main(overrides: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     found = gpus()
+    if (visible := visible_gpus()) is not None:
+        found = found[: len(visible)]
     if len(found) < 2 or any(word.startswith("resume=") for word in overrides):
         return 0
     register()

@@ -9,6 +9,7 @@ import rollout.__main__
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.placement import Node, Restart, TooFewNodes, describe, place
 from launch.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
+from launch.run import gpus_found, local_nodes
 
 HERE = [Node(name="here", address="127.0.0.1")]
 RUN = Path("outputs/r")
@@ -57,6 +58,20 @@ def test_trainer_and_engines_share_one_machine_with_gpus_without_overlap() -> No
     assert gpus["trainer"] == (0, 1, 2, 3)
     assert gpus["rollout"] == (4, 5, 6, 7)
     assert {p.role: p.env["CUDA_VISIBLE_DEVICES"] for p in processes}["rollout"] == "4,5,6,7"
+
+
+def test_only_those_gpus_are_used_that_the_launcher_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that others use too, or in a Slurm job with a part of its node."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3,GPU-5a,7,-1,6")  # CUDA reads no further than -1
+    run = config(device="cuda", tp=2, pp=1, engines=2)
+    (node,) = local_nodes(run)
+    placed = {p.role: p.env["CUDA_VISIBLE_DEVICES"] for p in place(run, RUN, [node], 20_000)}
+    assert placed == {"queue": "", "trainer": "2,3", "rollout": "GPU-5a,7", "judge": ""}
+    run.cluster.gpus_per_node = 8
+    with pytest.raises(ConfigError, match=r"gpus_per_node=8, but CUDA_VISIBLE_DEVICES=2,3,GPU-5a,7 leaves 4"):
+        local_nodes(run)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_found() == 0
 
 
 def test_trainer_larger_than_a_node_fills_nodes_and_engines_follow() -> None:
