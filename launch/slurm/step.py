@@ -51,11 +51,16 @@ def _script(process: Process, where: Where, token: str) -> str:
     lines = ["trap '' USR1", "trap : TERM INT", f'echo "{STEP_MARK}$SLURM_JOB_ID.$SLURM_STEP_ID on $SLURMD_NODENAME"']
     for line in where.cluster.setup:
         failed = shlex.quote(f"cluster.setup: this line failed: {line}")
-        lines.append(f"{line} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
+        lines.append(f"{_whole(line)} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
     # Set here, not by srun: Slurm sets CUDA_VISIBLE_DEVICES itself.
     env = ["env", *(f"{name}={value}" for name, value in process.env.items())]
     command = [*_apptainer(where), *env, process.argv[0], "-S", str(GUARD), *process.argv]
     return "\n".join([*lines, shlex.join(command), "code=$?", ended])
+
+
+def _whole(line: str) -> str:
+    """A set-up line that ends where it ends: a comment in it hides nothing of what follows, and its last command decides."""
+    return f"{{ {line}\n}}"
 
 
 def _pyxis(where: Where) -> list[str]:
@@ -105,7 +110,7 @@ def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequen
 
 def everywhere_command(nodes: Sequence[str], where: Where, argv: Sequence[str]) -> list[str]:
     """A step that runs a command once on every node, as the run's own processes would: set-up lines, container and all."""
-    script = " && ".join([*where.cluster.setup, shlex.join([*_apptainer(where), *argv])])
+    script = " && ".join([*map(_whole, where.cluster.setup), shlex.join([*_apptainer(where), *argv])])
     srun, *options = probe_command(nodes, ["bash", "-c", script])
     return [srun, f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args, *options]
 

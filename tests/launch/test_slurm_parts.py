@@ -14,7 +14,7 @@ from launch.placement import Process
 from launch.slurm.job import SlurmError, parse_addresses, read_probe
 from launch.slurm.nodes import NodeWatch, down_nodes
 from launch.slurm.probe import listening
-from launch.slurm.step import DEPUTY, Where, beat_command, exit_code, step_command, step_id
+from launch.slurm.step import DEPUTY, Where, beat_command, everywhere_command, exit_code, step_command, step_id
 
 BATCH_SCRIPT = DEPUTY.parent.with_name("kestrel_256.sh")
 
@@ -70,6 +70,16 @@ def test_setup_lines_come_first_and_one_that_fails_is_named_and_is_no_reason_to_
     assert "never" not in lines
     assert "cluster.setup: this line failed: false 'it''s'" in lines
     assert exit_code(lines, "token") == 2
+
+
+@pytest.mark.parametrize("line", ["export MODULE=cuda  # as the site says", "export MODULE=cuda;", "false || export MODULE=cuda"])
+def test_setup_line_hides_nothing_of_what_follows_it(line: str) -> None:
+    _, lines = ran(process("import os; print(os.environ['MODULE'])"), where(setup=[line, "true"]))
+    assert "cuda" in lines
+    _, lines = ran(process("print('never')"), where(setup=["false  # as the site says"]))
+    assert "never" not in lines and exit_code(lines, "token") == 2
+    asked = everywhere_command(["n1"], where(setup=[line, "true"]), ["printenv", "MODULE"])
+    assert subprocess.run(asked[asked.index("bash") :], capture_output=True, text=True, timeout=20).stdout == "cuda\n"
 
 
 def test_save_signal_is_kept_from_all_but_those_who_look_for_it() -> None:
