@@ -26,4 +26,6 @@ def held(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{run_dir} is being run by another launcher: end that one first") from error
+        except OSError as error:  # Lustre without `-o flock` is such a file system
+            raise ConfigError(f"{run_dir} cannot be locked ({error.strerror}): choose an output=… where files can be") from error
         yield

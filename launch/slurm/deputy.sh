@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# launch/slurm/deputy.sh JOB NODE: has the job start again when the node of its batch script is lost.
+# launch/slurm/deputy.sh JOB NODE REQUEUES: has the job start again when the node of its batch script is lost, or ends it when it
+# may not be requeued any more.
 #
 # With --no-kill Slurm (22.05) lets such a job run on with nobody in charge, its nodes idle until the time limit. This runs as
 # a step on other nodes of the job, and outlives the srun that started it.
 set -uo pipefail
-job=$1 batch_node=$2
+job=$1 batch_node=$2 requeues=$3
+remedy=(scontrol requeue "$job")
+((requeues > 0)) || remedy=(scancel "$job")
 
 while sleep "${DEPUTY_POLL_S:-15}"; do
   nodes=$(squeue --noheader --jobs "$job" --format %N) || continue
   [[ -n $nodes ]] || continue
   # No pipe: grep may leave before the end of a long list, and that scontrol was cut short is no reason to requeue.
   names=$(scontrol show hostnames "$nodes") || continue
-  grep --quiet --line-regexp --fixed-strings -- "$batch_node" <<<"$names" || { scontrol requeue "$job" && exit; }
+  grep --quiet --line-regexp --fixed-strings -- "$batch_node" <<<"$names" || { "${remedy[@]}" && exit; }
 done

@@ -69,8 +69,9 @@ class SlurmHost:
     def __enter__(self) -> "SlurmHost":
         self._log_dir.mkdir(parents=True, exist_ok=True)
         if len(self._job.nodes) > 1:
+            cluster, names = self._where.cluster, [node.name for node in self._job.nodes]
             with (self._log_dir / "deputy.log").open("ab") as log:
-                command = deputy_command(self._job.id, [node.name for node in self._job.nodes], self._where.cluster.srun_args)
+                command = deputy_command(self._job.id, names, cluster.requeues - self._job.restarts, cluster.srun_args)
                 self._deputy = start_guarded(command, {}, output=log.fileno())
         return self
 

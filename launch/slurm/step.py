@@ -97,10 +97,10 @@ def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[st
     return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", *srun_args, "bash", "-c", loop]
 
 
-def deputy_command(job: int, nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
-    """A step on a few nodes that looks after the first one, where the batch script runs (deputy.sh)."""
+def deputy_command(job: int, nodes: Sequence[str], requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
+    """A step on a few nodes that looks after the first one, where the batch script runs; `requeues` are left (deputy.sh)."""
     deputies = _on_each(nodes[1 : 1 + DEPUTIES])
-    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", *srun_args, str(DEPUTY), str(job), nodes[0]]
+    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", *srun_args, str(DEPUTY), str(job), nodes[0], str(requeues)]
 
 
 def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:

@@ -14,7 +14,7 @@ from launch.placement import Process
 from launch.slurm.job import SlurmError, parse_addresses, read_probe
 from launch.slurm.nodes import NodeWatch, down_nodes
 from launch.slurm.probe import listening
-from launch.slurm.step import DEPUTY, Where, beat_command, everywhere_command, exit_code, step_command, step_id
+from launch.slurm.step import DEPUTY, Where, beat_command, deputy_command, everywhere_command, exit_code, step_command, step_id
 
 BATCH_SCRIPT = DEPUTY.parent.with_name("kestrel_256.sh")
 
@@ -174,23 +174,30 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("hostnames", "requeued"),
+    ("hostnames", "requeues", "did"),
     [
-        ("yes spare | head -n 20000 | sed 1s/.*/n1/", False),  # the first of a list that does not fit into a pipe
-        ("exit 1", False),
-        ("echo n2; echo n10", True),
+        ("yes spare | head -n 20000 | sed 1s/.*/n1/", 3, ""),  # the first of a list that does not fit into a pipe
+        ("exit 1", 3, ""),
+        ("echo n2; echo n10", 3, "requeue 7"),
+        ("echo n2; echo n10", 0, "cancel 7"),
     ],
 )
-def test_deputy_requeues_for_nothing_but_a_node_that_is_gone(hostnames: str, requeued: bool, tmp_path: Path) -> None:
-    """With stand-ins for squeue and scontrol; after the second look the job is over."""
-    scontrol = f'if [ "$1" = requeue ]; then touch {tmp_path}/requeued; else {hostnames}; fi'
-    squeue = f"[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo nodes"
-    for name, script in (("scontrol", scontrol), ("squeue", squeue)):
+def test_deputy_acts_on_nothing_but_a_node_that_is_gone_and_requeues_within_bounds(
+    hostnames: str, requeues: int, did: str, tmp_path: Path
+) -> None:
+    """With stand-ins for Slurm's commands; after the second look the job is over."""
+    for name, script in (
+        ("scontrol", f'if [ "$1" = requeue ]; then echo -n "$@" > {tmp_path}/did; else {hostnames}; fi'),
+        ("scancel", f'echo -n cancel "$@" > {tmp_path}/did'),
+        ("squeue", f"[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo nodes"),
+    ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "did").touch()
+    command = deputy_command(7, ["n1", "n2"], requeues)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEPUTY_POLL_S": "0.1"}
-    subprocess.run([DEPUTY, "7", "n1"], env=env, timeout=20)
-    assert (tmp_path / "requeued").exists() is requeued
+    subprocess.run(command[command.index(str(DEPUTY)) :], env=env, timeout=20)
+    assert (tmp_path / "did").read_text() == did
 
 
 def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) -> None:
