@@ -91,7 +91,8 @@ def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> frozenset[int]:
 
 def read_probe(text: str, names: Sequence[str]) -> frozenset[int]:
     """Reads what the probes printed, a line a node. Raises SlurmError."""
-    said: dict[str, list[int]] = {line["node"]: line["taken"] for line in map(json.loads, text.splitlines())}
+    answers = [json.loads(line) for line in text.splitlines() if line.startswith("{")]  # a site's prolog may speak too
+    said: dict[str, list[int]] = {answer["node"]: answer["taken"] for answer in answers}
     if silent := [name for name in names if name not in said]:
         raise SlurmError(f"no word from {', '.join(silent)} before the start")
     return frozenset(port for taken in said.values() for port in taken)

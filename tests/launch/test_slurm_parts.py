@@ -219,7 +219,7 @@ def test_addresses_are_read_from_what_scontrol_shows() -> None:
 
 def test_ports_of_all_nodes_are_joined_and_a_silent_node_is_named() -> None:
     text = "".join(json.dumps({"node": node, "taken": ports}) + "\n" for node, ports in (("n1", [5, 6]), ("n2", [6, 7])))
-    assert read_probe(text, ["n1", "n2"]) == {5, 6, 7}
+    assert read_probe("Welcome to n1\n" + text, ["n1", "n2"]) == {5, 6, 7}
     with pytest.raises(SlurmError, match="no word from n3"):
         read_probe(text, ["n1", "n2", "n3"])
 
