@@ -46,7 +46,7 @@ class Leases:
             return False
         key = (position.group, position.trajectory)
         if key not in self._leases:
-            self._begin(key, self._lease(key, holder, trajectory))
+            self._begin(key, holder, trajectory)
         return self._leases[key].holder == holder
 
     def held(self, holder: str) -> list[Position]:
@@ -79,10 +79,13 @@ class Leases:
 
     def offer(self, key: Key) -> None:
         """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
-        self._end(key)
-        trajectory = self.open_trajectory(*key)
-        if trajectory is not None and trajectory.verdict is None:
-            heapq.heappush(self._to_generate if trajectory.finish is None else self._to_grade, key)
+        if key in self._leases:
+            self._end(key)
+        group = self._state.groups.get(key[0])
+        if group is not None and not group.dropped:
+            trajectory = group.trajectories[key[1]]
+            if trajectory.verdict is None:
+                heapq.heappush(self._to_generate if trajectory.finish is None else self._to_grade, key)
 
     def end(self, groups: Iterable[int]) -> None:
         """These groups are gone."""
@@ -117,7 +120,7 @@ class Leases:
 
     def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
         granted: list[Lease] = []
-        groups, leases = self._state.groups, self._leases
+        groups, leases, version = self._state.groups, self._leases, self._state.version
         while heap and len(granted) < count:
             key = heapq.heappop(heap)
             group = groups.get(key[0])
@@ -126,29 +129,30 @@ class Leases:
             trajectory = group.trajectories[key[1]]
             if trajectory.verdict is not None or (trajectory.finish is not None) != grading:
                 continue
-            if not grading and trajectory.floor > self._state.version:
+            if not grading and trajectory.floor > version:
                 continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
-            lease = self._lease(key, holder, trajectory)
-            self._begin(key, lease)
-            granted.append(lease)
+            granted.append(self._begin(key, holder, trajectory))
         return granted
 
-    def _begin(self, key: Key, lease: Lease) -> None:
+    def _begin(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
+        rules, length = self._rules, trajectory.length
+        left = 0 if trajectory.finish is not None else rules.max_completion_tokens - length
+        new_tokens = left if left < rules.segment_tokens else rules.segment_tokens
+        lease = Lease(Position(key[0], key[1], length), holder, new_tokens)
         self._leases[key] = lease
-        self._by_holder.setdefault(lease.holder, {})[key] = lease
+        held = self._by_holder.get(holder)
+        if held is None:
+            self._by_holder[holder] = {key: lease}
+        else:
+            held[key] = lease
+        return lease
 
     def _end(self, key: Key) -> None:
-        lease = self._leases.pop(key, None)
-        if lease is not None:
-            held = self._by_holder[lease.holder]
-            del held[key]
-            if not held:
-                del self._by_holder[lease.holder]
-
-    def _lease(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
-        left = 0 if trajectory.finish else self._rules.max_completion_tokens - trajectory.length
-        position = Position(group=key[0], trajectory=key[1], offset=trajectory.length)
-        return Lease(position=position, holder=holder, max_new_tokens=min(self._rules.segment_tokens, left))
+        holder = self._leases.pop(key).holder
+        held = self._by_holder[holder]
+        del held[key]
+        if not held:
+            del self._by_holder[holder]
 
     def _phase(self, key: Key, trajectory: TrajectoryState) -> str:
         if trajectory.verdict is not None:

@@ -153,11 +153,12 @@ class Ledger:
             if trajectory.holds(position.offset, segment):  # the same report again: the answer to the first one was lost
                 return RECORDED, ()
             return self._lost(LostKind.DUPLICATE, segment)
-        if not len(segment.tokens) and segment.finish is Finish.CUT:
+        tokens = len(segment.tokens)
+        if not tokens and segment.finish is Finish.CUT:
             self.leases.release(holder, position)
             return RETURNED, ()
         self._check_segment(position, segment)
-        if len(segment.tokens) and segment.versions[0] < trajectory.floor:
+        if tokens and segment.versions.item(0) < trajectory.floor:
             self.leases.release(holder, position)
             return self._lost(LostKind.STALE, segment)
         return RECORDED, (Extended(group=position.group, trajectory=position.trajectory, segment=segment),)
@@ -377,12 +378,13 @@ class Ledger:
             raise LedgerError(f"there never was a group {group}: {self.state.admitted} were admitted")
 
     def _check_segment(self, position: Position, segment: Segment) -> None:
-        length, cap = position.offset + len(segment.tokens), self.rules.max_completion_tokens
+        tokens, cap = len(segment.tokens), self.rules.max_completion_tokens
+        length = position.offset + tokens
         if length > cap:
-            raise LedgerError(f"{position} with {len(segment.tokens)} more tokens exceeds max_completion_tokens={cap}")
+            raise LedgerError(f"{position} with {tokens} more tokens exceeds max_completion_tokens={cap}")
         if length == 0:
             raise LedgerError(f"{position} ends ({segment.finish}) without a token: refuse a prompt that cannot be run")
-        newest = int(segment.versions[-1]) if len(segment.versions) else 0
+        newest = segment.versions.item(-1) if tokens else 0
         if newest > self.state.steps_taken:
             raise LedgerError(
                 f"{position} was sampled by version {newest} of {segment.engine}, but only {self.state.steps_taken} "

@@ -27,6 +27,8 @@ from rollout.changes import (
 from rollout.rules import Rules
 from rollout.types import Finish, Group, Prompt, Segment, Trajectory, Verdict
 
+_CUT = Finish.CUT  # looking a member up in its class costs as much as a call
+
 
 @dataclass(slots=True, kw_only=True)
 class TrajectoryState:
@@ -116,8 +118,6 @@ class LedgerState:
 
     def apply(self, change: Change) -> None:
         match change:
-            case Admitted():
-                self._admitted(change)
             case Extended():
                 self._extended(change)
             case Graded():
@@ -125,6 +125,8 @@ class LedgerState:
                 group.trajectories[change.trajectory].verdict = change.verdict
                 group.ungraded -= 1
                 self.ready += not group.ungraded and not group.eval_id
+            case Admitted():
+                self._admitted(change)
             case Dropped():
                 self._dropped(change)
             case Taken():
@@ -216,10 +218,11 @@ class LedgerState:
     def _extended(self, change: Extended) -> None:
         trajectory, segment = self.groups[change.group].trajectories[change.trajectory], change.segment
         trajectory.segments.append(segment)
-        trajectory.length += len(segment.tokens)
-        if len(segment.versions):
-            trajectory.floor = int(segment.versions[-1])
-        if segment.finish is not Finish.CUT:
+        tokens = len(segment.tokens)
+        if tokens:
+            trajectory.length += tokens
+            trajectory.floor = segment.versions.item(-1)
+        if segment.finish is not _CUT:
             trajectory.finish = segment.finish
         elif trajectory.length >= self.rules.max_completion_tokens:
             trajectory.finish = Finish.LENGTH

@@ -14,6 +14,7 @@ from rollout.ledger import Finish, Position
 Run = tuple[int, int]  # (version, how many tokens it sampled)
 KV_RESERVE_TOKENS = 512  # kept free for each running sequence when another is to join
 EPSILON_STEPS = 1e-6
+CUT = Finish.CUT  # looking a member up in its class costs as much as a call
 
 
 class Flight:
@@ -51,6 +52,7 @@ class Engine:
         self._speeds = speeds
         self._decode_s = speeds.decode_s
         self._context_s = speeds.decode_s_per_context_token
+        self._kv_tokens = speeds.kv_tokens
         self._running: list[tuple[float, int, Flight]] = []  # a heap, by the step at which each ends
         self._waiting: deque[Flight] = deque()  # for KV cache
         self._joined = 0
@@ -81,9 +83,10 @@ class Engine:
             if decoding_s > 0:
                 a = self._decode_s[running] + self._context_s * self.context_tokens
                 steps = 2 * decoding_s / (a + sqrt(a * a + 2 * self._context_s * running * decoding_s))
+                tokens = running * steps
                 self.step += steps
-                self.context_tokens += running * steps
-                self.tokens += running * steps
+                self.context_tokens += tokens
+                self.tokens += tokens
                 self.decode_s += decoding_s
                 self.sequence_s += decoding_s * running
                 elapsed_s -= decoding_s
@@ -95,12 +98,13 @@ class Engine:
         running = len(self._running)
         if not running or not self.alive:
             return inf
-        steps = self._running[0][0] - self.step
-        if self.context_tokens + running * steps > self._speeds.kv_tokens and running > 1:
-            steps = (self._speeds.kv_tokens - self.context_tokens) / running
-        steps = max(steps, 0.0)
+        steps, context_tokens = self._running[0][0] - self.step, self.context_tokens
+        if context_tokens + running * steps > self._kv_tokens and running > 1:
+            steps = (self._kv_tokens - context_tokens) / running
+        if steps < 0.0:
+            steps = 0.0
         start_s = self.resume_s if self.resume_s > self.now_s else self.now_s
-        a = self._decode_s[running] + self._context_s * self.context_tokens
+        a = self._decode_s[running] + self._context_s * context_tokens
         return start_s + steps * (a + self._context_s * running * steps / 2)
 
     def join(self, flight: Flight) -> None:
@@ -111,17 +115,18 @@ class Engine:
     def landed(self) -> list[Flight]:
         """The segments that have ended by now, their runs complete."""
         ended, running = [], self._running
-        while running and running[0][0] <= self.step + EPSILON_STEPS:
+        by_step = self.step + EPSILON_STEPS
+        while running and running[0][0] <= by_step:
             flight = heapq.heappop(running)[2]
             if flight.made_tokens:
                 self._note(flight, flight.tokens)
             else:
                 flight.runs.append((self.version, flight.tokens))
             self.context_tokens -= flight.context_tokens + flight.tokens
-            if flight.finish is Finish.CUT:
+            if flight.finish is CUT:
                 self._kept.add((flight.position.group, flight.position.trajectory))
             ended.append(flight)
-        if not ended and len(running) > 1 and self.context_tokens >= self._speeds.kv_tokens - 1:
+        if not ended and len(running) > 1 and self.context_tokens >= self._kv_tokens - 1:
             self._retract_youngest()
         if self._waiting:
             self._admit()
@@ -162,18 +167,18 @@ class Engine:
             flight.made_tokens = tokens
 
     def _admit(self) -> None:
-        waiting, kv_tokens = self._waiting, self._speeds.kv_tokens
+        waiting, running, kv_tokens = self._waiting, self._running, self._kv_tokens
         while waiting:
             flight = waiting[0]
             context = flight.context_tokens + flight.made_tokens
-            needed = self.context_tokens + context + KV_RESERVE_TOKENS * (len(self._running) + 1)
-            if self._running and needed > kv_tokens:
+            needed = self.context_tokens + context + KV_RESERVE_TOKENS * (len(running) + 1)
+            if needed > kv_tokens and running:
                 return
             waiting.popleft()
             self._prefill(flight, context)
             flight.start_step = self.step - flight.made_tokens
             self._joined += 1
-            heapq.heappush(self._running, (flight.start_step + flight.tokens, self._joined, flight))
+            heapq.heappush(running, (flight.start_step + flight.tokens, self._joined, flight))
             self.context_tokens += context
 
     def _prefill(self, flight: Flight, context: int) -> None:
@@ -184,7 +189,8 @@ class Engine:
             tokens -= flight.prompt_tokens
         else:
             self._prompts.add(position.group)
-        self.resume_s = max(self.resume_s, self.now_s) + tokens * self._speeds.prefill_s_per_token
+        start_s = self.resume_s if self.resume_s > self.now_s else self.now_s
+        self.resume_s = start_s + tokens * self._speeds.prefill_s_per_token
 
     def _retract_youngest(self) -> None:
         last = max(self._running, key=lambda entry: entry[1])

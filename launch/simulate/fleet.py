@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import inf
 
-from launch.simulate.engine import Engine, Flight
+from launch.simulate.engine import CUT, Engine, Flight
 from launch.simulate.events import Events
 from launch.simulate.scenario import Scenario
 from launch.simulate.segments import prompt, segment
@@ -12,6 +12,7 @@ from rollout.ledger import RECORDED, Finish, Lease, Ledger, Position, Verdict
 
 LONG_SHARE = 0.75  # a completion of so much of the cap is a long one
 JUDGES = "judges"
+STOP, LENGTH = Finish.STOP, Finish.LENGTH
 VERDICTS = {True: Verdict(reward=1.0), False: Verdict(reward=0.0)}
 
 
@@ -126,8 +127,8 @@ class SimulatedFleet:
         if not position.offset and length >= self._long_tokens:
             self._began_s[position.group, position.trajectory] = self._events.now_s
         if left > lease.max_new_tokens:
-            return Flight(position, work.prompt_tokens, lease.max_new_tokens, Finish.CUT)
-        return Flight(position, work.prompt_tokens, left, Finish.LENGTH if length >= self._cap_tokens else Finish.STOP)
+            return Flight(position, work.prompt_tokens, lease.max_new_tokens, CUT)
+        return Flight(position, work.prompt_tokens, left, LENGTH if length >= self._cap_tokens else STOP)
 
     def _due(self, number: int, engine: Engine) -> None:
         if number != engine.event:
@@ -135,7 +136,7 @@ class SimulatedFleet:
         engine.advance(self._events.now_s)
         for flight in engine.landed():
             self._report(engine, flight, flight.finish)
-            if flight.finish is Finish.CUT and self._tail:
+            if self._tail and flight.finish is CUT:
                 self._offer_to_tail()
         if not engine.tail and engine.in_flight < engine.concurrency:
             self._hungry[engine] = None
@@ -152,7 +153,7 @@ class SimulatedFleet:
         outcome, changes = self._ledger.report(position, segment(flight.runs, finish, engine.id), engine.id)
         self._ledger.apply(*changes)
         self.in_flight -= 1
-        if finish is Finish.CUT:
+        if finish is CUT:
             self._dry = False
         elif outcome == RECORDED:
             if position.offset + flight.tokens >= self._long_tokens:
@@ -171,7 +172,7 @@ class SimulatedFleet:
                 continue
             for lease in self._ledger.lease_segments(engine.id, 1):
                 if lease.position.offset == 0:
-                    self._ledger.report(lease.position, segment((), Finish.CUT, engine.id), engine.id)
+                    self._ledger.report(lease.position, segment((), CUT, engine.id), engine.id)
                     continue
                 self.in_flight += 1
                 engine.advance(self._events.now_s)
@@ -237,7 +238,7 @@ class SimulatedFleet:
         for engine in self.engines:
             engine.advance(self._events.now_s)
             for flight in engine.give_up() if engine.alive else ():
-                self._report(engine, flight, Finish.CUT)
+                self._report(engine, flight, CUT)
             engine.event = -1
         self._hungry.clear()
 
