@@ -39,5 +39,7 @@ case " $*" in
   *) set -- experiment=kestrel_256 "$@" ;;
 esac
 
+# Until the launcher listens for it, a signal to save must not end it.
+trap '' USR1
 # In the place of this shell, so that Slurm's signals reach the launcher itself.
 exec "$python" -m launch cluster.kind=slurm "$@"

@@ -62,6 +62,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     processes = placed(frozenset())
     check_before_start(config, run_dir, processes, say)
     with held(run_dir):
+        began_at = newest_checkpoint(run_dir / CHECKPOINTS)
         write()
         RunKeys.create(run_dir)
         say(f"{'resuming' if resumed else 'run'} {run_dir}: {_counts(processes)}, logs in {run_dir / LOGS}")
@@ -70,7 +71,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
             end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress)
         finally:
             write_report(run_dir)
-    _settle(end, config, run_dir, site.job, progress.say)
+    _settle(end, config, run_dir, site.job, progress.say, began_at=began_at)
     if end.outcome is Outcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
@@ -93,18 +94,27 @@ def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, 
     )
 
 
-def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Callable[[str], None]) -> None:
-    """What follows from a run's end: a job that may still be finished is requeued. Raises RunFailed, Interrupted."""
+def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Callable[[str], None], *, began_at: int) -> None:
+    """What follows from a run's end: a job that may still be finished is requeued. Raises RunFailed, Interrupted.
+
+    began_at: the version of the newest checkpoint when this life of the run began; one that added none would repeat itself.
+    """
+    newest = newest_checkpoint(run_dir / CHECKPOINTS)
     how_to_go_on = f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
     match end.outcome:
         case Outcome.INTERRUPTED:
             say(f"interrupted; {how_to_go_on}")
             raise Interrupted
+        case Outcome.SAVED if job is not None and newest <= began_at:
+            raise RunFailed(
+                f"the job was told to save before it had done a step more than version {newest}, so a further life would do no "
+                f"more: its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_go_on}"
+            )
         case Outcome.SAVED | Outcome.SHORT if job is not None and job.restarts < config.cluster.requeues:
-            say(f"the job is requeued and will go on from version {newest_checkpoint(run_dir / CHECKPOINTS)}. {end.why}".rstrip())
+            say(f"the job is requeued and will go on from version {newest}. {end.why}".rstrip())
             requeue(job)
         case Outcome.SAVED if job is None:
-            say(f"saved version {newest_checkpoint(run_dir / CHECKPOINTS)}; {how_to_go_on}")
+            say(f"saved version {newest}; {how_to_go_on}")
         case Outcome.SAVED | Outcome.SHORT:
             raise RunFailed(f"the job was requeued {config.cluster.requeues} times (cluster.requeues). {end.why}\n{how_to_go_on}")
         case Outcome.FAILED:
