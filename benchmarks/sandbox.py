@@ -170,11 +170,12 @@ def run_one(arguments: argparse.Namespace) -> None:
     """Speaks over the stdout it was given, which nothing that it grades gets."""
     answer_fd = fcntl.fcntl(1, fcntl.F_DUPFD, ANSWER_FD)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Before the peers are on the path: one of them brings a package `tests`, which would hide ours.
+    attacks = (cheat_jobs if arguments.attack == "cheats" else hostile_jobs)(KINDS[arguments.grader]) if arguments.attack else []
     with grader(arguments.grader, arguments.peers) as (verdict, cpu_s):
         if arguments.attack:
-            jobs = (cheat_jobs if arguments.attack == "cheats" else hostile_jobs)(KINDS[arguments.grader])
             os.write(answer_fd, READY)
-            for job in jobs[arguments.start :]:
+            for job in attacks[arguments.start :]:
                 os.write(answer_fd, b"1" if verdict(job) else b"0")
             return
         jobs = humaneval_jobs(arguments.problems, whole_set=arguments.whole_set)
