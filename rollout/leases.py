@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rollout.rules import Rules
@@ -79,8 +79,8 @@ class Leases:
 
     def offer(self, key: Key) -> None:
         """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
-        if key in self._leases:
-            self._end(key)
+        if (lease := self._leases.pop(key, None)) is not None:
+            self._forget(key, lease.holder)
         group = self._state.groups.get(key[0])
         if group is not None and not group.dropped:
             trajectory = group.trajectories[key[1]]
@@ -91,11 +91,17 @@ class Leases:
         """These groups are gone."""
         gone = set(groups)
         for key in [key for key in self._leases if key[0] in gone]:
-            self._end(key)
+            self._forget(key, self._leases.pop(key).holder)
 
     def reconsider(self) -> None:
         """Another version is published: trajectories that had to wait for it may be leased now."""
-        self._to_generate = [key for key, t in self._open() if t.finish is None and key not in self._leases]
+        self._to_generate = [
+            key
+            for index, group in self._state.groups.items()
+            if group.ungraded and not group.dropped
+            for i, t in enumerate(group.trajectories)
+            if t.finish is None and (key := (index, i)) not in self._leases
+        ]
         heapq.heapify(self._to_generate)
 
     def open_trajectory(self, group: int, trajectory: int) -> TrajectoryState | None:
@@ -112,11 +118,6 @@ class Leases:
         """Who has leases on trajectories of a group."""
         count = len(self._state.groups[group].trajectories)
         return {lease.holder for i in range(count) if (lease := self._leases.get((group, i))) is not None}
-
-    def _open(self) -> Iterator[tuple[Key, TrajectoryState]]:
-        for index, group in self._state.groups.items():
-            if group.ungraded and not group.dropped:
-                yield from (((index, i), t) for i, t in enumerate(group.trajectories))
 
     def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
         granted: list[Lease] = []
@@ -147,8 +148,7 @@ class Leases:
             held[key] = lease
         return lease
 
-    def _end(self, key: Key) -> None:
-        holder = self._leases.pop(key).holder
+    def _forget(self, key: Key, holder: str) -> None:
         held = self._by_holder[holder]
         del held[key]
         if not held:

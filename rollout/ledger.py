@@ -10,6 +10,7 @@ Leases are not changes: they die with the server, and `adopt` takes them up agai
 whoever sends them, so nothing that was finished is lost and repeats are harmless. `docs/ledger.md` states the law.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -300,10 +301,10 @@ class Ledger:
                 case Extended():
                     self.leases.offer((change.group, change.trajectory))
                     continue  # no group is any nearer to being taken
-                case Lost():
-                    continue
                 case Graded():
                     self.leases.offer((change.group, change.trajectory))
+                case Lost():
+                    continue
                 case Admitted():
                     self.leases.begin(change.group, change.completions)
                 case Dropped():
@@ -356,7 +357,8 @@ class Ledger:
                 chosen.append(index)
                 bypasses_left = None if bypasses_left is None else bypasses_left - 1
             elif bypasses_left is None:
-                bypasses_left = self.rules.window - sum(taken > index for taken in self.state.bypassing)
+                bypassing = self.state.bypassing
+                bypasses_left = self.rules.window - (len(bypassing) - bisect_right(bypassing, index))
             if len(chosen) == self.rules.groups_per_step:
                 return tuple(chosen)
             if bypasses_left is not None and bypasses_left <= 0:

@@ -98,7 +98,7 @@ class LedgerState:
         self.evals_admitted = 0  # groups of evaluations; theirs are the indices -1, -2, ...
         self.steps_taken = 0
         self.oldest_step = 0  # the batches before it are forgotten
-        self.bypassing: frozenset[int] = frozenset()  # taken, and younger than the oldest untaken group
+        self.bypassing: tuple[int, ...] = ()  # in order: taken, and younger than the oldest untaken group
         self.drops_since_take = 0
         self.dropped_groups: Counter[str] = Counter()  # by kind
         self.dropped_tokens: Counter[str] = Counter()
@@ -155,7 +155,7 @@ class LedgerState:
             evals_admitted=self.evals_admitted,
             steps_taken=self.steps_taken,
             oldest_step=oldest_step,
-            bypassing=tuple(sorted(i for i in self.bypassing if i > oldest)),
+            bypassing=tuple(i for i in self.bypassing if i > oldest),
             drops_since_take=self.drops_since_take,
             dropped_groups=dict(self.dropped_groups),
             dropped_tokens=dict(self.dropped_tokens),
@@ -245,7 +245,7 @@ class LedgerState:
             del self.untaken[index]
         self.ready -= len(change.groups)
         oldest = self.oldest_untaken
-        self.bypassing = frozenset(i for i in (*self.bypassing, *change.groups) if i > oldest)
+        self.bypassing = tuple(sorted({i for i in (*self.bypassing, *change.groups) if i > oldest}))
         if change.step >= self.steps_taken:  # otherwise a replay, of what a `Durable` has summed up already
             self.steps_taken = change.step + 1
             self.drops_since_take = 0
@@ -255,7 +255,7 @@ class LedgerState:
         self.version, self.engines = totals.version, frozenset(totals.engines)
         self.admitted, self.evals_admitted = totals.admitted, totals.evals_admitted
         self.steps_taken, self.oldest_step = totals.steps_taken, totals.oldest_step
-        self.bypassing = frozenset(totals.bypassing)
+        self.bypassing = tuple(totals.bypassing)
         self.drops_since_take = totals.drops_since_take
         self.dropped_groups = Counter(totals.dropped_groups)
         self.dropped_tokens = Counter(totals.dropped_tokens)

@@ -107,9 +107,9 @@ class Engine:
         a = self._decode_s[running] + self._context_s * context_tokens
         return start_s + steps * (a + self._context_s * running * steps / 2)
 
-    def join(self, flight: Flight) -> None:
-        """A segment begins, now."""
-        self._waiting.append(flight)
+    def join(self, *flights: Flight) -> None:
+        """Segments begin, now."""
+        self._waiting.extend(flights)
         self._admit()
 
     def landed(self) -> list[Flight]:

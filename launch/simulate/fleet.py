@@ -95,8 +95,7 @@ class SimulatedFleet:
             leases = self._lease(engine, free)
             if leases:
                 engine.advance(self._events.now_s)
-                for lease in leases:
-                    engine.join(self._flight(lease))
+                engine.join(*map(self._flight, leases))
                 self._schedule(engine)
             if len(leases) < free:
                 hungry[engine] = None

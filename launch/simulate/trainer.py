@@ -97,7 +97,8 @@ class Trainer:
     def _look_at(self, step: Step) -> int:
         """Notes what the batch is like, and that the ledger kept its word; its tokens with the prompts'."""
         ledger, bound = self._ledger, self._scenario.rules.max_staleness
-        tokens, lags = 0, step.lag_tokens
+        tokens = 0
+        by_version: dict[int, int] = {}
         for index in ledger.state.batches[self.version]:
             group = ledger.state.groups[index]
             tokens += len(group.prompt.tokens) * len(group.trajectories)
@@ -106,7 +107,9 @@ class Trainer:
                 for segment in trajectory.segments:
                     assert isinstance(segment, SimulatedSegment)
                     for version, count in segment.runs:
-                        lags[self.version - version] += count
+                        by_version[version] = by_version.get(version, 0) + count
+        lags = step.lag_tokens
+        lags.update({self.version - version: count for version, count in by_version.items()})
         if lags and not 0 <= min(lags) <= max(lags) <= bound:
             raise SimulationError(f"step {self.version} trains on lags {min(lags)} to {max(lags)}; max_staleness is {bound}")
         step.untaken_groups, step.ready_groups = len(ledger.state.untaken), ledger.state.ready
