@@ -26,16 +26,11 @@ from rollout.engine import (
     remove_left_scratch,
 )
 from rollout.engine_client import UNPUSHED
+from tests.ports import free_port
 from tests.rollout.fake_engine import FAKE_LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -1,7 +1,6 @@
 """The client against the fake server, which speaks SGLang's dialect over real HTTP."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -21,15 +20,10 @@ from rollout.engine_client import (
     Generated,
     parse_generated,
 )
+from tests.ports import free_port
 from tests.rollout.fake_engine import FakeEngine, next_token, spans
 
 PROMPT = [3, 1, 4, 1, 5]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def expected(prompt: list[int], count: int, version: int = 0) -> tuple[list[int], list[float]]:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollout.engine import Engine, EngineSettings
 from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
+from tests.ports import free_port
 from trainer import weight_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -63,12 +63,6 @@ def greedy(made: Qwen2ForCausalLM, tokens: Sequence[int], count: int) -> tuple[l
         tokens.append(int(scores.argmax()))
         logprobs.append(float(scores.max()))
     return tokens[-count:], logprobs
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from rollout.messages import Answer
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import Batch, Waiting
 from rollout.wire import pack, unpack
+from tests.ports import free_port
 from tests.rollout.builders import segment, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -50,12 +51,6 @@ def write_run_folder(folder: Path) -> Path:
     write_run(config, folder / "run")
     RunKeys.create(folder / "run")
     return folder / "run"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Process:

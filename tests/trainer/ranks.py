@@ -6,13 +6,14 @@ The ranks are forked from a server that has imported megatron once, so a start c
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from tests.ports import free_port
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["trainer", "trainer.checkpoint", "tests.trainer.jobs"])
@@ -25,7 +26,7 @@ class RankFailed(AssertionError):
 def run(function: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 60.0) -> list[Any]:
     """Calls `function(*args)` on every rank, with torchrun's variables set, and returns the results by rank."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    port = _free_port()
+    port = free_port()
     processes, pipes = [], []
     for rank in range(world_size):
         ours, theirs = _context.Pipe(duplex=False)
@@ -76,9 +77,3 @@ def _rank(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...],
         answer = (False, traceback.format_exc())
     # Plain pickle: multiprocessing's own would hand tensors over in shared memory that ends with this process.
     pipe.send_bytes(pickle.dumps(answer))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

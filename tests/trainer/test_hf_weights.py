@@ -10,8 +10,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rollout.engine import Engine, EngineSettings
+from tests.ports import free_port
 from tests.trainer import jobs, ranks
-from tests.trainer.test_push import complete, free_port, greedy
+from tests.trainer.test_push import complete, greedy
 from trainer.hf_weights import hf_manifest
 from trainer.spec import Layout, read_spec
 

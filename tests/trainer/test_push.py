@@ -1,7 +1,6 @@
 """The trainer's weights reach the engines, whole and under their version."""
 
 import asyncio
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from rollout.engine import Engine, EngineSettings
 from rollout.engine_client import Generated
 from rollout.types import EngineInfo
+from tests.ports import free_port
 from tests.trainer import ranks
 from tests.trainer.test_policy import batch, config, model_folder
 from trainer.push import PushReport, plan_buckets
@@ -161,9 +161,3 @@ def greedy(folder: Path, tokens: list[int], count: int) -> list[int]:
         for _ in range(count):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[-count:]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -15,15 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.ports import free_port
 from trainer import weight_group
 
 TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def member(rank: int, world_size: int, ports: Sequence[int]) -> list[list[int]]:
