@@ -3,7 +3,8 @@
 A run is one page of calls (`Trainer.run`): take a batch, train on it, push the weights, tell the ledger, save when due. It starts
 from the run's newest checkpoint, or from the model's folder, and exits with 0 once `trainer.steps` steps are done and saved.
 
-SIGUSR1 tells it to save after the step it is at and to exit with 0; it is held back (blocked) and looked for between two steps.
+SIGUSR1 tells it to save after the step it is at and to exit with 0; it is held back (blocked) and looked for while it waits for a
+batch.
 """
 
 import argparse
@@ -67,10 +68,9 @@ class Trainer:
 
     def run(self) -> None:
         self.feed.begin(self.resumed.get("ledger", {}))
-        if figures := self.evaluations.begin():
-            self.write(figures)
-        while self.feed.version < self.config.trainer.steps and not self.told_to_leave():
-            figures = self.step()
+        if before := self.evaluations.begin():
+            self.write(before)
+        while self.feed.version < self.config.trainer.steps and (figures := self.step()) is not None:
             figures |= self.evaluations.after_step()
             figures |= self.save_when_due()
             self.write(figures)
@@ -79,12 +79,14 @@ class Trainer:
         else:
             self.finish()
 
-    def step(self) -> Figures:
-        """One RL step: the policy and the fleet go from version v to v + 1."""
+    def step(self) -> Figures | None:
+        """One RL step: the policy and the fleet go from version v to v + 1. None if told to leave before its batch came."""
         watch = Stopwatch()
         with watch("time/step_s"):
             with watch("time/wait_batch_s"):
-                batch = self.feed.take()
+                batch = self.feed.take(told_to_leave)
+            if batch is None:
+                return None
             figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
             self.divergence.check(figures)  # before the weights go out
             with watch("time/push_s"):
@@ -139,10 +141,6 @@ class Trainer:
             elif self.control.is_leader:
                 print(f"trainer: the checkpoint of version {saved.version} failed: {saved.failure}", file=sys.stderr, flush=True)
 
-    def told_to_leave(self) -> bool:
-        """Every rank gets the signal, at different moments; rank 0's view counts."""
-        return self.control.share(bool, lambda: signal.SIGUSR1 in signal.sigpending())
-
     def leave(self) -> None:
         """Ends before the last step: the run can be gone on with from this version. The queue stays as it is."""
         if self.feed.version > self.first_version and not self.checkpoint_due():
@@ -172,6 +170,11 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.close()
         parallel.shutdown()
+
+
+def told_to_leave() -> bool:
+    """Every rank gets the signal, at different moments; rank 0's view counts."""
+    return signal.SIGUSR1 in signal.sigpending()
 
 
 def main(arguments: list[str] | None = None) -> int:

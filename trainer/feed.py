@@ -3,7 +3,7 @@
 While it waits for a batch or an evaluation it pushes the present weights to engines that join, since that may be what is needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rollout.client import QueueClient, QueueError
@@ -17,11 +17,12 @@ POSITION = ("admitted_groups", "steps_taken")  # neither ever falls
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """What rank 0 found: exactly one of batch and result when it is there, else whether engines wait for weights."""
+    """What rank 0 found: exactly one of batch and result when it is there, else what to do instead of waiting on."""
 
     batch: Batch | None = None
     result: EvalResult | None = None
     engines_waiting: bool = False
+    told_to_leave: bool = False
 
 
 class Feed:
@@ -64,9 +65,14 @@ class Feed:
             self._queue.advance(self.version, report.engines)
         return report
 
-    def take(self) -> Batch:
-        """The batch that takes the weights from `version` to the next one. Raises Stalled when none can come."""
-        while (answer := self._control.share(_Answer, self._ask_batch)).batch is None:
+    def take(self, told_to_leave: Callable[[], bool]) -> Batch | None:
+        """The batch that takes the weights from `version` to the next one, or None once rank 0 is told to leave.
+
+        Raises Stalled when none can come.
+        """
+        while (answer := self._control.share(_Answer, lambda: self._ask_batch(told_to_leave))).batch is None:
+            if answer.told_to_leave:
+                return None
             if answer.engines_waiting:
                 self.publish()
         return answer.batch
@@ -115,8 +121,10 @@ class Feed:
         self._queue.rewind(self.version)
         return True
 
-    def _ask_batch(self) -> _Answer:
+    def _ask_batch(self, told_to_leave: Callable[[], bool]) -> _Answer:
         assert self._queue is not None
+        if told_to_leave():
+            return _Answer(told_to_leave=True)
         found = self._queue.take(self.version, wait_s=POLL_S)
         if isinstance(found, Waiting):
             return _Answer(engines_waiting=found.fleet_changed)

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TOKENS = list(range(0, VOCABULARY, 29))
 WAIT_S = 60.0
 CONCURRENCY = 16
+Strike = tuple[int, float, signal.Signals]  # so many seconds after the line of a step came, rank 0 gets a signal
 
 
 def make_run(folder: Path, first_port: int, **settings: Any) -> "Run":
@@ -93,7 +95,7 @@ class Run:
     first_port: int
     generated: list[tuple[Position, tuple[int, ...]]] = field(default_factory=list)  # every call: where, and its input tokens
     token_s: float = 0.0005
-    hold_evaluations: Callable[[Position], Awaitable[None]] | None = None  # awaited before an evaluation's segment is sampled
+    hold: Callable[[Position], Awaitable[None]] | None = None  # awaited before a segment is sampled
 
     @property
     def endpoint(self) -> str:
@@ -121,27 +123,28 @@ class Run:
                 process.kill()
                 process.wait()
 
-    def train(self, *, die_at: tuple[int, float] | None = None, deadline_s: float = 120.0) -> None:
-        """The trainer's ranks with a fleet of their own, to the end; or killed so many seconds after a step's line came."""
+    def train(self, *, strike: Strike | None = None, deadline_s: float = 120.0) -> None:
+        """The trainer's ranks with a fleet of their own, until they end well."""
         with _Fleet(self):
             size = self.config.trainer.tp * self.config.trainer.pp * self.config.trainer.dp
-            codes = ranks.run(_trainer, size, str(self.path), self.endpoint, self.first_port + 2, die_at, deadline_s=deadline_s)
+            codes = ranks.run(_trainer, size, str(self.path), self.endpoint, self.first_port + 2, strike, deadline_s=deadline_s)
             assert codes == [0] * size
 
 
-def _trainer(run: str, endpoint: str, push_port: int, die_at: tuple[int, float] | None) -> int:
+def _trainer(run: str, endpoint: str, push_port: int, strike: Strike | None) -> int:
     from trainer.__main__ import main
 
-    if die_at is not None and os.environ["RANK"] == "0":
-        threading.Thread(target=_die, args=(Path(run) / "metrics.jsonl", *die_at), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # of every thread, as the launcher's guard does
+    if strike is not None and os.environ["RANK"] == "0":
+        threading.Thread(target=_strike, args=(Path(run) / "metrics.jsonl", *strike), daemon=True).start()
     return main(["--run", run, "--queue", endpoint, "--push-port", str(push_port)])
 
 
-def _die(metrics: Path, step: int, after_s: float) -> None:
+def _strike(metrics: Path, step: int, after_s: float, signum: signal.Signals) -> None:
     while not metrics.exists() or f'"step": {step},' not in metrics.read_text():
         time.sleep(0.005)
     time.sleep(after_s)
-    os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), signum)
 
 
 def _engine(port: int, key: str, token_s: float) -> None:
@@ -225,8 +228,8 @@ class _Fleet:
 
     async def _fly(self, queue: AsyncQueueClient, client: EngineClient, work: SegmentWork) -> None:
         position = work.position
-        if position.group < 0 and self._run.hold_evaluations is not None:
-            await self._run.hold_evaluations(position)
+        if self._run.hold is not None:
+            await self._run.hold(position)
         self._run.generated.append((position, tuple(work.input_tokens.tolist())))
         generated = await client.generate(
             [position.trajectory, *work.input_tokens.tolist()],

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rollout.types import Position
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.stand_in_run import CONCURRENCY, Run, make_run
+from trainer.checkpoint import complete
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -20,7 +22,7 @@ def finish(run: Run, *deaths: tuple[int, float]) -> Run:
     """Runs to the end, killed on the way: the trainer so many seconds after a step; then the queue server too."""
     for death in deaths:
         with run.queue(), pytest.raises(ranks.RankFailed, match=r"rank 0 died|Connection closed by peer"):
-            run.train(die_at=death)
+            run.train(strike=(*death, signal.SIGKILL))
     with run.queue():
         run.train()
     return run
@@ -57,6 +59,24 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> 
     assert Position(group=0, trajectory=0, offset=plain.config.rollout.segment_tokens) in dict(plain.generated)
 
 
+def test_told_to_leave_while_it_waits_for_a_batch_that_does_not_come_the_trainer_saves_and_goes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, free_ports(40), data__heldout=[], trainer__checkpoint_every=0)
+    nothing_more = asyncio.Event()
+
+    async def until_the_trainer_has_left(position: Position) -> None:
+        if position.group >= 3 * run.config.algo.groups_per_step:
+            await nothing_more.wait()
+
+    run.hold = until_the_trainer_has_left
+    with run.queue():
+        run.train(strike=(3, 0.5, signal.SIGUSR1))
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+    assert complete(run.path / "checkpoints")[0][0] == 3
+    run.hold = None
+    finish(run)
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+
+
 def test_training_goes_on_while_an_evaluation_is_answered(tmp_path: Path) -> None:
     run = make_run(tmp_path, free_ports(40), trainer__eval_every=2, trainer__steps=10)
 
@@ -66,10 +86,10 @@ def test_training_goes_on_while_an_evaluation_is_answered(tmp_path: Path) -> Non
     async def until_training_has_gone_on(position: Position) -> None:
         """Keeps the first evaluation that is not waited for back for two steps."""
         asked = last_step()
-        while position.offset == 0 and 1 <= asked <= 2 and last_step() < asked + 2:
+        while position.group < 0 and position.offset == 0 and 1 <= asked <= 2 and last_step() < asked + 2:
             await asyncio.sleep(0.01)
 
-    run.hold_evaluations = until_training_has_gone_on
+    run.hold = until_training_has_gone_on
     finish(run)
     lines = {line["step"]: line for line in run.metrics()}
     assert list(lines) == list(range(11))
