@@ -30,7 +30,7 @@ from launch.placement import GUARD
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
-START_S = 30.0
+START_S = 120.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 
 SLURM_CONF = """
@@ -88,7 +88,7 @@ class SlurmCluster:
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
         return outside | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def run(self, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> str:
+    def run(self, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 120.0) -> str:
         """A command's standard output. Raises CalledProcessError, TimeoutExpired."""
         done = subprocess.run(
             command, cwd=cwd, env=self.env | dict(env or {}), capture_output=True, text=True, timeout=timeout_s, check=False
@@ -117,7 +117,7 @@ class SlurmCluster:
                 raise AssertionError(f"job {number} is {state}, not {' or '.join(sorted(states))}")
             return state in states
 
-        until(f"job {number} is {' or '.join(sorted(states))}", arrived, timeout_s)
+        until(f"job {number} is {' or '.join(sorted(states))}", arrived, timeout_s, 0.3)
         return self.state(number)
 
     def hasten(self, number: int) -> None:
@@ -138,7 +138,10 @@ class SlurmCluster:
         _kill([psutil.Process(slurmd.pid), *self.steps(node)])
         slurmd.wait()
         if reported:
-            self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+            self.report_down(node)
+
+    def report_down(self, node: str) -> None:
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def mend_node(self, node: str) -> None:
         """Brings a killed node back, idle."""

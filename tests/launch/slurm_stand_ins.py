@@ -3,7 +3,9 @@ its placement, its steps, and Slurm.
 
 The trainer's nodes hold together as ranks in a collective do: a byte goes round at every step, and when one is gone the
 others fail. It keeps checkpoints and metrics like the real one, saves when it is told to, and writes down on which nodes
-it lives. Everybody listens on the ports that the placement gives them, and ends with 0 when the run is over.
+it lives; while the file HOLD lies where the job was submitted it does all but the last step, so that a test finds the run
+going on however slow the machine is. Everybody listens on the ports that the placement gives them, and ends with 0 when the
+run is over.
 """
 
 import os
@@ -14,6 +16,7 @@ from pathlib import Path
 from tests.launch.stand_ins import write_model, write_problems
 
 PROJECT = Path(__file__).parents[2]
+HOLD = "hold"
 
 TORCHRUN = """
 import os, subprocess, sys
@@ -101,6 +104,8 @@ step = version()
 while step < steps and signal.SIGUSR1 not in signal.sigpending():
     say(peers, b"s")
     time.sleep(0.2)
+    if step == steps - 1 and pathlib.Path("hold").exists():
+        continue
     step += 1
     line = {"step": step, "time": time.time(), "reward/mean": 0.5, "time/step_s": 0.2, "node": here}
     note("metrics.jsonl", json.dumps(line))
@@ -132,7 +137,7 @@ def write_stand_ins(folder: Path) -> list[str]:
     write_problems(folder / "train.jsonl")
     return [
         "experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]",
-        "data.heldout=[]", "trainer.steps=20",
+        "data.heldout=[]",
         f"cluster.trainer_python={python}", f"cluster.rollout_python={python}", "cluster.device=cpu", "cluster.heartbeat_s=15",
     ]  # fmt: skip
 

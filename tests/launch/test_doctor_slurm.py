@@ -8,7 +8,7 @@ import pytest
 from tests.launch.slurm_cluster import SlurmCluster
 from tests.launch.stand_ins import ENV, write_model, write_problems
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str) -> tuple[str, str]:
@@ -22,7 +22,7 @@ def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str) -> tuple[str,
     command = f"COLUMNS=160 {sys.executable} -m launch.doctor --fast {' '.join(words)}"
     env = {"PYTHONPATH": ENV["PYTHONPATH"]}
     job = slurm.sbatch("--nodes=2", f"--output={folder}/said", "--wrap", command, cwd=folder, env=env)
-    state = slurm.wait(job, {"COMPLETED", "FAILED"}, timeout_s=120)
+    state = slurm.wait(job, {"COMPLETED", "FAILED"}, timeout_s=240)
     return state, (folder / "said").read_text()
 
 

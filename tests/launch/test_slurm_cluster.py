@@ -16,7 +16,7 @@ def test_job_runs_on_every_node_with_its_gpus(slurm: SlurmCluster, tmp_path: Pat
         "--nodes=4", "--gpus-per-node=8", f"--output={tmp_path}/out", "--wrap",
         "srun -N4 bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'", cwd=tmp_path,
     )  # fmt: skip
-    slurm.wait(job, {"COMPLETED"}, timeout_s=30)
+    slurm.wait(job, {"COMPLETED"}, timeout_s=60)
     assert sorted((tmp_path / "out").read_text().split()) == sorted([*slurm.nodes, *4 * ["0,1,2,3,4,5,6,7"]])
 
 
@@ -27,21 +27,19 @@ def test_where_slurm_cannot_be_had_the_tests_fail_and_say_what_to_do(monkeypatch
         install()
 
 
-@pytest.mark.slow
 def test_killed_node_is_down_and_comes_back(slurm: SlurmCluster) -> None:
     job = slurm.sbatch("--nodes=1", "--nodelist=n3", "--no-requeue", "--output=/dev/null", "--wrap", "sleep 600")
-    until("n3 runs the job", lambda: len(slurm.steps("n3")) >= 2, 20)
+    until("n3 runs the job", lambda: len(slurm.steps("n3")) >= 2, 60)
     slurm.kill_node("n3")
-    slurm.wait(job, {"NODE_FAIL"}, timeout_s=20)
+    slurm.wait(job, {"NODE_FAIL"}, timeout_s=60)
     assert slurm.node_state("n3").startswith("down")
     slurm.mend_node("n3")
 
 
-@pytest.mark.slow
 def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
     with slurm_cluster(nodes=2) as cluster:
         cluster.sbatch("--nodes=2", "--output=/dev/null", "--wrap", "srun --overlap -N2 sleep 601")
-        until("both nodes work", lambda: all(len(cluster.steps(node)) >= 2 for node in cluster.nodes), 20)
+        until("both nodes work", lambda: all(len(cluster.steps(node)) >= 2 for node in cluster.nodes), 60)
         processes = [psutil.Process(d.pid) for d in cluster._daemons.values()]
         processes += [step for node in cluster.nodes for step in cluster.steps(node)]
     assert not psutil.wait_procs(processes, timeout=5)[1]

@@ -12,8 +12,6 @@ from launch.sweep_report import main
 from tests.launch.slurm_cluster import SlurmCluster
 from tests.launch.stand_ins import ENV, command, launch, write_project
 
-pytestmark = pytest.mark.slow
-
 FAILS_WITH_LR_1 = """
 import pathlib, sys
 if "lr: 1.0\\n" in (pathlib.Path(sys.argv[sys.argv.index("--run") + 1]) / "config.yaml").read_text():
@@ -42,6 +40,7 @@ def only_sweep(project: Path) -> Path:
     return sweep
 
 
+@pytest.mark.slow
 def test_failed_jobs_are_rows_and_the_others_go_on(project: Path) -> None:
     trainer_begins_with(project, FAILS_WITH_LR_1)
     ended = launch(project, "-m", "trainer.lr=0.5,1.0,-1.0,0.25")
@@ -58,6 +57,7 @@ def test_failed_jobs_are_rows_and_the_others_go_on(project: Path) -> None:
     assert (sweep / "sweep.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_good_sweep_ends_with_0_and_each_job_has_a_folder(project: Path) -> None:
     ended = launch(project, "-m", "rollout.max_staleness=0,1", f"plan.out={'x' * 300}")  # longer than a file's name may be
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -65,6 +65,7 @@ def test_good_sweep_ends_with_0_and_each_job_has_a_folder(project: Path) -> None
     assert all((only_sweep(project) / job.name / "summary.json").exists() for job in read_jobs(only_sweep(project)))
 
 
+@pytest.mark.slow
 def test_optuna_compares_the_outcomes_and_outlives_a_failed_job(project: Path) -> None:
     trainer_begins_with(project, FAILS_WITH_LR_1)
     options = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=maximize"]
@@ -77,6 +78,7 @@ def test_optuna_compares_the_outcomes_and_outlives_a_failed_job(project: Path) -
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(900)
 def test_sweep_through_slurm_outlives_a_job_that_dies_without_a_word(slurm: SlurmCluster, project: Path) -> None:
     trainer_begins_with(project, DIES_WITH_LR_1)
     tools = project / "bin"
@@ -86,7 +88,7 @@ def test_sweep_through_slurm_outlives_a_job_that_dies_without_a_word(slurm: Slur
     (tools / "sacct").chmod(0o755)
     jobs = ["-m", "trainer.lr=0.5,1.0,0.25", "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10"]
     env = {**slurm.env, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": ENV["PYTHONPATH"]}
-    ended = subprocess.run(command(*jobs), cwd=project, env=env, capture_output=True, text=True, timeout=200)
+    ended = subprocess.run(command(*jobs), cwd=project, env=env, capture_output=True, text=True, timeout=600)
     sweep = only_sweep(project)
     found = {job.said["trainer.lr"]: job for job in read_jobs(sweep)}
     assert {lr: job.state for lr, job in found.items()} == {"0.5": State.DONE, "1.0": State.RUNNING, "0.25": State.DONE}, ended
