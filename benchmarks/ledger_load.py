@@ -209,7 +209,7 @@ class Generator:
 
     def _take(self) -> None:
         def taken(answer: dict[str, Any]) -> None:
-            if answer["batch"] is None:
+            if answer["groups"] is None:
                 self._take()
                 return
             self.latencies_s["take"].append(self._took_s)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import zmq
 import zmq.asyncio
 
@@ -109,10 +110,11 @@ class QueueClient(_Dialect):
     def take(self, step: int, wait_s: float = 10.0) -> Batch | Waiting:
         """The batch of this step; asked again, the same batch. Raises Stalled if it can not come any more."""
         answer: m.TakeAnswer = self._call(m.Take(step=step, wait_s=wait_s), wait_s)
-        found = answer.batch or answer.waiting
-        if found is None:
+        if answer.groups is not None:
+            return Batch(step=step, groups=tuple(group.assemble() for group in answer.groups))
+        if answer.waiting is None:
             raise QueueError("the queue server answered `take` with neither a batch nor a reason")
-        return found
+        return answer.waiting
 
     def advance(self, version: int, engines: Sequence[EngineInfo | str]) -> None:
         """The step is done and exactly these engines hold the weights of the new version."""
@@ -159,7 +161,7 @@ class QueueClient(_Dialect):
         if self._decode_tokens is None:
             raise QueueError("only a client with `decode_tokens` can lease completions to grade: they come as tokens")
         leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
-        return [_grading_work(lease, self._decode_tokens(lease.tokens)) for lease in leases]
+        return [_grading_work(lease, self._decode_tokens(np.concatenate(lease.completion))) for lease in leases]
 
     def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str:
         """`recorded`, or `duplicate` or `gone`: then nobody needs it any more."""
@@ -235,7 +237,8 @@ class AsyncQueueClient(_Dialect):
 
     async def lease_segments(self, holder: str, n: int, wait_s: float = 5.0) -> list[SegmentWork]:
         """At most n segments to generate; the holder is the name of a registered engine. None when `wait_s` is over."""
-        return list((await self._call(m.LeaseSegments(holder=holder, count=n, wait_s=wait_s), wait_s)).work)
+        answer: m.SegmentsAnswer = await self._call(m.LeaseSegments(holder=holder, count=n, wait_s=wait_s), wait_s)
+        return [_segment_work(lease) for lease in answer.work]
 
     async def report_segment(self, holder: str, group: int, trajectory: int, offset: int, segment: Segment) -> str:
         """`recorded`, or `duplicate`, `stale` or `gone`: then its tokens are counted as lost and nothing is to be done.
@@ -287,6 +290,14 @@ class AsyncQueueClient(_Dialect):
             future = self._answers.get(answer.id)
             if future is not None and not future.done():
                 future.set_result(answer)
+
+
+def _segment_work(lease: m.SegmentLease) -> SegmentWork:
+    return SegmentWork(
+        position=lease.position,
+        input_tokens=np.concatenate([lease.prompt, *lease.completion]),
+        max_new_tokens=lease.max_new_tokens,
+    )
 
 
 def _grading_work(lease: m.GradingLease, completion: str) -> GradingWork:

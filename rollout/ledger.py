@@ -37,7 +37,7 @@ from rollout.changes import (
 from rollout.leases import Lease, Leases
 from rollout.rules import Rules
 from rollout.state import GroupState, LedgerState, TrajectoryState
-from rollout.types import F32, I32, Batch, EvalPrompt, EvalResult, Finish, Position, Prompt, Segment, Verdict
+from rollout.types import F32, I32, Batch, EvalPrompt, EvalResult, Finish, GroupParts, Position, Prompt, Segment, Verdict
 
 Changes = tuple[Change, ...]
 RECORDED = "recorded"
@@ -223,10 +223,13 @@ class Ledger:
 
     def batch(self, step: int) -> Batch:
         """A batch that was taken and is not forgotten."""
+        return Batch(step=step, groups=tuple(parts.assemble() for parts in self.parts(step)))
+
+    def parts(self, step: int) -> list[GroupParts]:
+        """What this batch is assembled from."""
         if step not in self.state.batches:
             raise LedgerError(f"there is no batch of step {step}: not taken yet, or forgotten")
-        groups = tuple(self.state.groups[index].assemble() for index in self.state.batches[step])
-        return Batch(step=step, groups=groups)
+        return [self.state.groups[index].parts() for index in self.state.batches[step]]
 
     def advance(self, version: int, engines: Iterable[str]) -> Changes:
         """The step before `version` is done and exactly these engines hold the result."""
@@ -323,13 +326,10 @@ class Ledger:
     def prompt(self, group: int) -> Prompt:
         return self.state.groups[group].prompt
 
-    def completion(self, position: Position) -> tuple[I32, Finish | None]:
-        """The tokens of a trajectory so far."""
+    def completion(self, position: Position) -> tuple[list[I32], Finish | None]:
+        """The tokens of each segment of a trajectory so far."""
         trajectory = self.state.groups[position.group].trajectories[position.trajectory]
-        segments = trajectory.segments
-        if len(segments) == 1:
-            return segments[0].tokens, trajectory.finish
-        return np.concatenate([np.zeros(0, np.int32), *(s.tokens for s in segments)]), trajectory.finish
+        return [segment.tokens for segment in trajectory.segments], trajectory.finish
 
     def unready(self, count: int) -> list[int]:
         """The oldest untaken groups that are not ready: what the next batch waits for."""

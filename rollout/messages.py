@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rollout.types import I32, Batch, EngineInfo, EvalResult, Finish, Heard, Position, Segment, SegmentWork, Verdict, Waiting
+from rollout.types import I32, EngineInfo, EvalResult, Finish, GroupParts, Heard, Position, Segment, Verdict, Waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeAnswer:
-    batch: Batch | None
+    groups: Sequence[GroupParts] | None  # of the batch
     waiting: Waiting | None
 
 
@@ -55,8 +55,18 @@ class EvalAnswer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentLease:
+    """`SegmentWork` whose input is not yet joined: its client does that, so that the server copies no tokens."""
+
+    position: Position
+    prompt: I32  # [n], its tokens
+    completion: Sequence[I32]  # the tokens of each segment so far
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentsAnswer:
-    work: Sequence[SegmentWork]
+    work: Sequence[SegmentLease]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +77,7 @@ class GradingLease:
     prompt_id: str
     task: Mapping[str, Any]
     prefill: str
-    tokens: I32  # [n], the completion's
+    completion: Sequence[I32]  # the tokens of each segment
     finish: Finish
 
 

@@ -65,7 +65,8 @@ class Roster:
 
     def newcomers(self, holding: Iterable[str]) -> bool:
         """Whether an engine without the published version is there that the trainer has not seen."""
-        return any(e.id not in self._told for e in self.fleet(0, holding) if e.version is None)
+        known = self._told.union(holding, self.condemned)
+        return not known.issuperset(e.id for e in self._engines.values())
 
     # Holders.
 

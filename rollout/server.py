@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rollout import messages as m
 from rollout import standing
 from rollout.changes import Change, DropKind, Lost, Published
@@ -23,7 +21,7 @@ from rollout.ledger import Ledger, LedgerError
 from rollout.prompts import PromptStream
 from rollout.roster import Roster
 from rollout.seat import Overtaken, Seat
-from rollout.types import EngineInfo, Finish, Heard, Prompt, SegmentWork, Waiting
+from rollout.types import EngineInfo, Finish, Heard, Prompt, Waiting
 from rollout.wire import WireError, decode, pack, unpack
 
 log = logging.getLogger("queue")
@@ -245,10 +243,10 @@ class QueueServer:
         self._do(changes)
         for group in self._ledger.unloaded(request.step):  # the trainer has gone back
             self._ledger.load(request.step, self._journal.segments(group))
-        return m.TakeAnswer(batch=self._ledger.batch(request.step), waiting=None)
+        return m.TakeAnswer(groups=self._ledger.parts(request.step), waiting=None)
 
     def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:
-        return m.TakeAnswer(batch=None, waiting=Waiting(table=self._table(), fleet_changed=fleet_changed))
+        return m.TakeAnswer(groups=None, waiting=Waiting(table=self._table(), fleet_changed=fleet_changed))
 
     def _close_eval(self, request: m.CloseEval) -> m.Done:
         return self._do(self._ledger.close_eval(request.eval_id))
@@ -364,14 +362,10 @@ class QueueServer:
         if self._now - since_s > self._stall_s:
             raise Stalled(f"{what} does not come: nothing has moved for {self._now - since_s:.0f} s\n{self._table()}")
 
-    def _segment_work(self, lease: Lease) -> SegmentWork:
+    def _segment_work(self, lease: Lease) -> m.SegmentLease:
         tokens, _ = self._ledger.completion(lease.position)
         prompt = self._ledger.prompt(lease.position.group).tokens
-        return SegmentWork(
-            position=lease.position,
-            input_tokens=np.concatenate([prompt, tokens]),
-            max_new_tokens=lease.max_new_tokens,
-        )
+        return m.SegmentLease(position=lease.position, prompt=prompt, completion=tokens, max_new_tokens=lease.max_new_tokens)
 
     def _grading_work(self, lease: Lease) -> m.GradingLease:
         prompt = self._ledger.prompt(lease.position.group)
@@ -381,6 +375,6 @@ class QueueServer:
             prompt_id=prompt.id,
             task=prompt.task,
             prefill=prompt.prefill,
-            tokens=tokens,
+            completion=tokens,
             finish=finish or Finish.CUT,
         )

@@ -25,7 +25,7 @@ from rollout.changes import (
     Totals,
 )
 from rollout.rules import Rules
-from rollout.types import Finish, Group, Prompt, Segment, Trajectory, Verdict
+from rollout.types import Completion, Finish, GroupParts, Prompt, Segment, Verdict
 
 _CUT = Finish.CUT  # looking a member up in its class costs as much as a call
 
@@ -74,18 +74,18 @@ class GroupState:
     def is_loaded(self) -> bool:
         return not self.trajectories[0].unloaded
 
-    def assemble(self) -> Group:
-        """The record that the trainer gets; every trajectory is graded."""
-        trajectories = [
-            Trajectory.of(prompt=self.prompt, segments=t.segments, finish=t.finish, verdict=t.verdict)
+    def parts(self) -> GroupParts:
+        """What the trainer gets; every trajectory is graded."""
+        completions = [
+            Completion(segments=t.segments, finish=t.finish, verdict=t.verdict)
             for t in self.trajectories
             if t.finish is not None and t.verdict is not None
         ]
-        return Group(prompt_id=self.prompt.id, index=self.index, trajectories=tuple(trajectories))
+        return GroupParts(prompt_id=self.prompt.id, index=self.index, prompt=self.prompt.tokens, completions=completions)
 
 
 def _digest(segment: Segment) -> int:
-    return zlib.crc32(segment.logprobs.tobytes(), zlib.crc32(segment.tokens.tobytes()))
+    return zlib.crc32(np.ascontiguousarray(segment.logprobs).data, zlib.crc32(np.ascontiguousarray(segment.tokens).data))
 
 
 class LedgerState:

@@ -4,6 +4,7 @@ Frozen, keyword-only, slotted dataclasses; arrays are numpy, with shape and dtyp
 on construction, so a misaligned record cannot exist. Lengths: n tokens of a segment, L tokens of a trajectory.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,9 +64,10 @@ class Segment:
         _check_array("logprobs", self.logprobs, np.float32)
         _check_array("versions", self.versions, np.int32)
         _check_same_length(tokens=self.tokens, logprobs=self.logprobs, versions=self.versions)
-        if (self.versions[1:] < self.versions[:-1]).any():
-            raise RecordError(f"versions of a segment must not decrease, got {self.versions.tolist()}")
-        if not np.isfinite(self.logprobs).all():
+        versions = self.versions
+        if versions.strides != (0,) and (versions[1:] < versions[:-1]).any():  # stride 0: one version throughout
+            raise RecordError(f"versions of a segment must not decrease, got {versions.tolist()}")
+        if not math.isfinite(np.add.reduce(self.logprobs)) and not np.isfinite(self.logprobs).all():  # the sum is quick
             raise RecordError("a segment holds log-probs that are not finite")
 
 
@@ -96,11 +98,11 @@ class Trajectory:
             raise RecordError(f"reward {self.reward} is not finite")
 
     @classmethod
-    def of(cls, *, prompt: Prompt, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
-        """The prompt followed by exactly what its segments sampled."""
-        n, sampled = len(prompt.tokens), sum(len(s.tokens) for s in segments)
+    def of(cls, *, prompt: I32, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
+        """The prompt's tokens followed by exactly what its segments sampled."""
+        n, sampled = len(prompt), sum(len(s.tokens) for s in segments)
         return cls(
-            tokens=np.concatenate([prompt.tokens, *(s.tokens for s in segments)]),
+            tokens=np.concatenate([prompt, *(s.tokens for s in segments)]),
             sampled=np.concatenate([np.zeros(n, np.bool_), np.ones(sampled, np.bool_)]),
             logprobs=np.concatenate([np.zeros(n, np.float32), *(s.logprobs for s in segments)]),
             versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
@@ -161,6 +163,31 @@ class Verdict:
     def __post_init__(self) -> None:
         if not np.isfinite(self.reward):
             raise RecordError(f"reward {self.reward} is not finite")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """A graded completion as it was sampled."""
+
+    segments: Sequence[Segment]
+    finish: Finish
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupParts:
+    """What a `Group` is made of: a prompt once, and what was sampled for it."""
+
+    prompt_id: str
+    index: int
+    prompt: I32  # [n], its tokens
+    completions: Sequence[Completion]
+
+    def assemble(self) -> Group:
+        trajectories = tuple(
+            Trajectory.of(prompt=self.prompt, segments=c.segments, finish=c.finish, verdict=c.verdict) for c in self.completions
+        )
+        return Group(prompt_id=self.prompt_id, index=self.index, trajectories=trajectories)
 
 
 class Position(NamedTuple):

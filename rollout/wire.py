@@ -7,6 +7,7 @@ are each a `WireError` that names the field. Decoded arrays are read-only.
 """
 
 import reprlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -22,7 +23,7 @@ T = TypeVar("T")
 Decoder = Callable[[Any], Any]  # plain value -> typed value; raises WireError without the path that leads to it
 
 DTYPES = {1: np.dtype("<i4"), 2: np.dtype("<f4"), 3: np.dtype("|b1")}  # by msgpack extension type
-CODES = {dtype: code for code, dtype in DTYPES.items()}
+CODES = {dtype.char: code for code, dtype in DTYPES.items()}
 RUNS = 16  # added to an array's code: its runs
 MOST_RUNS, SHORTEST, LONGEST = 8, 32, 1 << 24  # runs of an array that is sent as runs, and the elements it may have
 
@@ -100,9 +101,13 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
 
 
 def _plain_array(value: np.ndarray) -> msgpack.ExtType:
-    code = CODES.get(value.dtype) or CODES.get(value.dtype.newbyteorder("<"))
+    code, base, strides = CODES.get(value.dtype.char), value.base, value.strides
+    if type(base) is bytes and code and len(base) == value.nbytes and strides == (value.itemsize,) and value.dtype.isnative:
+        return msgpack.ExtType(code, base)  # as it came: what is passed on is neither looked at nor copied
     if code is None or value.ndim != 1:
         raise TypeError(f"an array of {value.dtype}{list(value.shape)} does not travel; vectors of int32, float32, bool do")
+    if code != 2 and strides == (0,) and SHORTEST <= len(value) <= LONGEST:  # one run, as it came
+        return msgpack.ExtType(RUNS + code, struct.pack("<2i", len(value), value.item(0)))
     if code != 2 and SHORTEST <= len(value) <= LONGEST and len(set(value[:SHORTEST].tolist())) <= MOST_RUNS:
         ends = (value[1:] != value[:-1]).nonzero()[0]
         if len(ends) < MOST_RUNS:

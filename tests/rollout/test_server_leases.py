@@ -12,14 +12,16 @@ def test_lease_holds_prompt_and_completion_so_far(ready):
     ready.report(first, [0, 0], "cut")
     work = ready.ask(m.LeaseSegments(holder="e0", count=1, wait_s=0.0))["work"][0]
     first_prompt = ready.ledger.prompt(0).tokens.tolist()
-    assert work["input_tokens"].tolist() == [*first_prompt, 0, 1]
+    assert [work["prompt"].tolist(), *map(list, work["completion"])] == [first_prompt, [0, 1]]
     assert (Position(*work["position"]).offset, work["max_new_tokens"]) == (2, 4)
 
 
 def test_judge_gets_tokens_prefill_and_task(ready):
     ready.report(ready.lease()[0], [0, 0])
     work = ready.ask(m.LeaseGrading(holder="j", count=5, wait_s=0.0))["work"]
-    assert [(w["tokens"].tolist(), w["finish"], w["task"]["kind"]) for w in work] == [([0, 1], "stop", "calls")]
+    assert [([list(tokens) for tokens in w["completion"]], w["finish"], w["task"]["kind"]) for w in work] == [
+        ([[0, 1]], "stop", "calls")
+    ]
 
 
 def test_leases_of_a_holder_that_falls_silent_return(ready):

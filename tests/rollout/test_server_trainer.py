@@ -37,9 +37,9 @@ def test_take_returns_at_once_when_an_engine_has_joined_that_the_trainer_has_not
 
 def test_batch_is_served_again_after_a_restart_of_the_server(ready):
     ready.fill(groups=2)
-    first = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    first = ready.ask(m.Take(step=0, wait_s=0.0))["groups"]
     ready.restart()
-    again = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    again = ready.ask(m.Take(step=0, wait_s=0.0))["groups"]
     assert pack(first) == pack(again)
 
 
@@ -130,7 +130,7 @@ def test_what_a_killed_trainer_had_sent_is_refused_once_the_next_one_has_begun(r
         assert answer.error == "refused" and "second has begun after it" in answer.value
     assert ready.ledger.version == 0
     ready.ask(m.Published(version=0, engines=("e0@1",)), "second")
-    assert ready.ask(m.Take(step=0, wait_s=0.0), "second")["batch"]
+    assert ready.ask(m.Take(step=0, wait_s=0.0), "second")["groups"]
 
 
 def test_stranger_to_the_seat_may_not_move_the_version(ready):
@@ -163,7 +163,7 @@ def in_memory(desk) -> dict[int, bool]:
 
 def test_what_was_trained_on_is_on_disk_only_and_comes_back_when_the_trainer_does(ready):
     ready.fill(groups=2)
-    first = ready.ask(m.Take(step=0, wait_s=0.0))["batch"]
+    first = ready.ask(m.Take(step=0, wait_s=0.0))["groups"]
     tokens = ready.ask(m.Status())["status"]["ledger"]["waiting_tokens"]
     ready.ask(m.Advance(version=1, engines=("e0@1",)))
     assert in_memory(ready) == {0: False, 1: False}
@@ -172,7 +172,7 @@ def test_what_was_trained_on_is_on_disk_only_and_comes_back_when_the_trainer_doe
         if restart:
             ready.restart()
         ready.ask(m.Rewind(version=0))
-        assert pack(ready.ask(m.Take(step=0, wait_s=0.0))["batch"]) == pack(first)
+        assert pack(ready.ask(m.Take(step=0, wait_s=0.0))["groups"]) == pack(first)
         ready.register()
         ready.ask(m.Advance(version=1, engines=("e0@1",)))
         assert in_memory(ready) == {0: False, 1: False}

@@ -44,7 +44,7 @@ def test_segment_comes_back_bit_for_bit(sent):
 @pytest.mark.parametrize(
     "sent",
     [
-        m.TakeAnswer(batch=None, waiting=Waiting(table="t", fleet_changed=True)),
+        m.TakeAnswer(groups=None, waiting=Waiting(table="t", fleet_changed=True)),
         m.Heartbeat(holder="w", role="worker", held=(Position(group=-1, trajectory=0, offset=3),)),
         Durable(totals=Totals(version=3, engines=("a@1",), dropped_groups={"no_signal": 2}), forgotten=(1, -2)),
         Published(version=1, engines=()),
@@ -147,3 +147,23 @@ def test_unknown_extension_is_refused(code):
 def test_value_that_does_not_travel_is_refused(value):
     with pytest.raises(WireError):
         pack({"a": value})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(40, dtype=np.int32),
+        np.linspace(-1, 0, 40, dtype=np.float32),
+        np.full(40, 3, np.int32),
+        np.repeat(np.array([1, 2], np.int32), 30),
+        np.arange(40, dtype=np.int32) % 7 > 3,
+        np.ones(40, np.bool_),
+        np.full(5, 3, np.int32),
+    ],
+)
+def test_an_array_that_came_goes_on_as_the_same_bytes_and_a_part_of_it_as_the_part(array):
+    came = pack(array)
+    read = unpack_plain(came)
+    assert pack(read) == came
+    for part in (read[1:], read[::-1], read[::2]):
+        assert unpack_plain(pack(part)).tolist() == part.tolist()

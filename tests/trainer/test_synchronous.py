@@ -112,7 +112,7 @@ def generate_all(ledger: Ledger, policy) -> None:
         for lease in leases:
             position = lease.position
             so_far, _ = ledger.completion(position)
-            asked = [*ledger.prompt(position.group).tokens.tolist(), *so_far.tolist()]
+            asked = np.concatenate([ledger.prompt(position.group).tokens, *so_far]).tolist()
             count = min(CUT, LONGEST - position.offset)
             tokens, logprobs = sample(policy, asked, count, seed=[position.group, position.trajectory], offset=position.offset)
             full = position.offset + len(tokens) == LONGEST
@@ -126,7 +126,7 @@ def generate_all(ledger: Ledger, policy) -> None:
             ledger.apply(*ledger.report(position, segment, "engine")[1])
         for lease in ledger.lease_grading("judge", 100):
             completion, _ = ledger.completion(lease.position)
-            verdict = Verdict(reward=reward(completion.tolist()))
+            verdict = Verdict(reward=reward(np.concatenate(completion).tolist()))
             ledger.apply(*ledger.grade(lease.position.group, lease.position.trajectory, verdict)[1])
 
 
