@@ -40,6 +40,8 @@ class EngineError(RuntimeError):
 class EngineCallError(EngineError):
     """A server refused a call, or its answer makes no sense."""
 
+    answered = True
+
     def __init__(self, url: str, call: str, reason: str, body: str = "") -> None:
         excerpt = f": {body[:BODY_EXCERPT_CHARS]}" if body else ""
         super().__init__(f"engine {url}, {call}: {reason}{excerpt}")
@@ -49,17 +51,21 @@ class EngineCallError(EngineError):
 class EngineGone(EngineCallError):
     """The server cannot be reached, or the connection broke: it is dead, or not yet started."""
 
+    answered = False
+
 
 class EngineTimeout(EngineCallError):
     """No answer within the deadline."""
 
+    answered = False
+
 
 class FleetError(EngineError):
-    """A call failed on some engines of a fleet; `failures` holds each one's error by its URL."""
+    """A call failed on some engines of a fleet: `failures` by URL, and `results` of the others."""
 
-    def __init__(self, failures: Mapping[str, EngineError]) -> None:
+    def __init__(self, failures: Mapping[str, EngineError], results: Mapping[str, Any]) -> None:
         super().__init__("; ".join(str(error) for error in failures.values()))
-        self.failures = dict(failures)
+        self.failures, self.results = dict(failures), dict(results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +192,23 @@ class EngineClient:
     async def destroy_push_group(self, group_name: str, *, deadline_s: float = CONTROL_S) -> None:
         await self._checked("/destroy_weights_update_group", {"group_name": group_name}, deadline_s=deadline_s)
 
+    async def leave_push_group(self, group_name: str, *, deadline_s: float = CONTROL_S) -> None:
+        """Like `destroy_push_group`, but no error if it is not in this group. Raises EngineGone, EngineTimeout."""
+        try:
+            await self.destroy_push_group(group_name, deadline_s=deadline_s)
+        except EngineCallError as error:
+            if not error.answered:
+                raise
+
     async def begin_weight_update(self, *, deadline_s: float = CONTROL_S) -> None:
-        await self._checked("/begin_weight_update", {}, deadline_s=deadline_s)
+        """Opens an update. One that a dead trainer or a broken push left open is closed first: all of it is sent again."""
+        try:
+            await self._checked("/begin_weight_update", {}, deadline_s=deadline_s)
+        except EngineCallError as refusal:
+            if "already open" not in refusal.body:
+                raise
+            await self._checked("/end_weight_update", {}, deadline_s=deadline_s)
+            await self._checked("/begin_weight_update", {}, deadline_s=deadline_s)
 
     async def receive_bucket(
         self,
@@ -320,7 +341,7 @@ class EngineFleet:
             except EngineError as error:
                 failures[url] = error
         if failures:
-            raise FleetError(failures)
+            raise FleetError(failures, results)
         return results
 
     def call(self, call: Callable[[EngineClient], Coroutine[Any, Any, T]]) -> dict[str, T]:

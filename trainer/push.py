@@ -1,20 +1,21 @@
 """Weights from the Megatron ranks to the engines, over a collective group a pipeline stage: never through storage.
 
 The source rank of each stage (TP 0, DP 0) gathers its stage's tensors bucket by bucket and broadcasts each to every engine rank,
-while rank 0 has the engines receive them, each through one conversation (`_receive`):
+while rank 0 has the engines receive them, each through one conversation (`trainer/engines.py`):
 
     engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ end(version) · continue
     source s                  │         broadcast(bucket 0) … broadcast(bucket m), the next one gathered meanwhile
 
-One deadline holds for all of it. An engine that fails any step does not hold the version: the report names it, its worker starts
-it again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
+One deadline holds for all of it. Where an engine breaks the groups, what lies right of the line is done again without it, for
+those that did not get through. An engine that is lost does not hold the version: the report names it, its worker starts it again,
+and it takes part in a later push. The groups are made again whenever the set of engines has changed.
 """
 
 import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollout.client import QueueClient
-from rollout.engine_client import EngineClient, EngineError, EngineFleet, FleetError
 from rollout.types import EngineInfo
 from trainer import hf_weights, weight_group
 from trainer.control import Control
+from trainer.engines import LAST_CALL_S, Bucket, Ended, Engines, Group
 from trainer.hf_weights import HfTensor
 from trainer.policy import Policy
 from trainer.spec import Layout, ModelSpec
@@ -34,9 +35,8 @@ from trainer.spec import Layout, ModelSpec
 GENERATIONS = 8
 """A group made again listens on another port, since the last one may still be closing; after so many the first serves again."""
 
-LAST_CALL_S = 1.0  # what a call still gets when the push's time is over
-
-Bucket = tuple[HfTensor, ...]
+ATTEMPTS = 3
+"""Of a push, as long as engines are left that may get through. Each has half of the time that is left, the last one all of it."""
 
 
 def plan_buckets(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
@@ -68,17 +68,6 @@ class PushReport:
     pause_s: float  # how long the engines stood still
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    """One stage's weight group: the source is rank 0, the engines' ranks follow in the order of the fleet."""
-
-    name: str
-    address: str  # of the source
-    port: int
-    world_size: int
-    backend: str
-
-
 class Pusher:
     """The trainer's end of all pushes of a run. Every rank calls `push` together; rank 0 speaks to queue and engines."""
 
@@ -103,7 +92,7 @@ class Pusher:
         self._bytes = sum(hf_weights.tensor_bytes(t) for stage in self._plan for bucket in stage for t in bucket)
         # Ranks run from the first stage to the last, so the sources' addresses come in order of stage.
         self._addresses = [a for a in control.gather(address if policy.mesh.is_weight_source else "") if a]
-        self._groups: list[_Group] = []
+        self._groups: list[Group] = []
         self._members: list[str] = []  # ids of the engines in the groups
         self._mine: dist.ProcessGroup | None = None  # on a source, its stage's group
         # An engine outlives its trainer and may still be in that one's groups: a name is never used twice.
@@ -115,19 +104,20 @@ class Pusher:
         """Gives `version` to every registered engine. An engine that fails is no error: the report names it."""
         start = time.perf_counter()
         fleet: Sequence[EngineInfo] = self._control.share(Sequence[EngineInfo], self._registered)
-        with _Engines(fleet if self._control.is_leader else (), self._key, self._deadline_s) as engines:
-            present = self._control.share(Sequence[EngineInfo], engines.pause)
+        ends_s = time.monotonic() + self._deadline_s
+        with Engines(fleet if self._control.is_leader else (), self._key, ends_s) as engines:
+            present = waiting = self._control.share(Sequence[EngineInfo], engines.pause)
             paused = time.perf_counter()
-            if present:
-                leave, join = self._regroup(present)
-                engines.start_receiving(leave, join, self._groups, self._plan, version)
-                sent = self._send(join)
-                engines.finish_receiving()
-                if self._control.agree(sent):
-                    self._verify(engines, present)
-                else:
-                    self._forget_groups()
-            failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
+            for attempt in range(1, ATTEMPTS + 1):
+                if not waiting:
+                    break
+                left_s = ends_s - time.monotonic()
+                attempt_s = left_s / 2 if attempt < ATTEMPTS else left_s
+                waiting = self._attempt(engines, waiting, version, time.monotonic() + attempt_s)
+            engines.give_up()
+            failed = self._failed(engines)
+            self._verify(engines, [e for e in present if e.id not in failed])
+            failed = self._failed(engines)
         end = time.perf_counter()
         return PushReport(
             version=version,
@@ -138,21 +128,38 @@ class Pusher:
             pause_s=end - paused,
         )
 
+    def _attempt(self, engines: Engines, receivers: Sequence[EngineInfo], version: int, ends_s: float) -> Sequence[EngineInfo]:
+        """Sends everything to the receivers; those to try again with."""
+        leave, join = self._regroup(receivers)
+        engines.start_receiving(receivers, leave, join, self._groups, self._plan, version, ends_s)
+        sent = self._control.agree(self._send(join, ends_s))
+        if not sent:
+            self._forget_groups()  # which frees the engines that still wait for a bucket
+        end: Ended = self._control.share(Ended, lambda: engines.finish_receiving(sent=sent))
+        if end.broken:
+            self._forget_groups()
+        return end.waiting
+
+    def _failed(self, engines: Engines) -> Mapping[str, str]:
+        """By id, on every rank."""
+        failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
+        return failed
+
     def _registered(self) -> Sequence[EngineInfo]:
         assert self._queue is not None
         return sorted(self._queue.fleet(), key=lambda e: e.name)
 
-    def _regroup(self, engines: Sequence[EngineInfo]) -> tuple[Mapping[str, Sequence[_Group]], bool]:
-        """New groups if the engines are not those of the last push: what each has to leave, and whether all have to join."""
+    def _regroup(self, engines: Sequence[EngineInfo]) -> tuple[Sequence[str], bool]:
+        """New groups if the engines are not those of the last push: which ones to leave, and whether all have to join."""
         ids = [e.id for e in engines]
         if ids == self._members:
-            return {}, False
-        leave = {e.id: self._groups for e in engines if e.id in self._members}
+            return (), False
+        leave = [group.name for group in self._groups]
         self._forget_groups()
         stages = self._policy.mesh.layout.pp
         first_port = self._first_port + self._generation % GENERATIONS * stages
         self._groups = [
-            _Group(
+            Group(
                 name=f"push-{self._life}-{self._generation}-stage-{stage}",
                 address=self._addresses[stage],
                 port=first_port + stage,
@@ -170,28 +177,29 @@ class Pusher:
             weight_group.destroy(self._mine)
         self._mine, self._groups, self._members = None, [], []
 
-    def _send(self, join: bool) -> bool:
+    def _send(self, join: bool, ends_s: float) -> bool:
         """This rank's part of the broadcasts. False where the group broke: some engine is gone."""
         mesh = self._policy.mesh
         if not mesh.is_weight_replica_zero:
             return True
         if mesh.is_weight_source and join:
-            self._mine = self._joined(self._groups[mesh.stage])
+            self._mine = self._joined(self._groups[mesh.stage], ends_s)
         broken = mesh.is_weight_source and self._mine is None
         broadcast: dist.Work | None = None
         # All buckets are gathered even when the group is broken: the ranks of the stage gather in lock-step.
         for bucket in self._flat_buckets():
             broken = broken or not _arrived(broadcast)
             broadcast = None
-            if bucket is not None and not broken:
+            if bucket is not None and not broken and self._mine is not None:
                 try:
+                    weight_group.limit(self._mine, ends_s - time.monotonic())
                     broadcast = dist.broadcast(bucket, group_src=0, group=self._mine, async_op=True)
                 except RuntimeError as error:
                     print(f"push: a broadcast failed: {error}", flush=True)
                     broken = True
         return _arrived(broadcast) and not broken
 
-    def _joined(self, group: _Group) -> dist.ProcessGroup | None:
+    def _joined(self, group: Group, ends_s: float) -> dist.ProcessGroup | None:
         try:
             return weight_group.join(
                 group.address,
@@ -199,14 +207,14 @@ class Pusher:
                 rank=0,
                 world_size=group.world_size,
                 group_name=group.name,
-                timeout_s=self._deadline_s,
+                timeout_s=max(ends_s - time.monotonic(), LAST_CALL_S),
                 backend=group.backend,
             )
         except weight_group.WeightGroupError as error:  # some engine did not come
             print(f"push: {error}", flush=True)
             return None
 
-    def _verify(self, engines: "_Engines", present: Sequence[EngineInfo]) -> None:
+    def _verify(self, engines: Engines, present: Sequence[EngineInfo]) -> None:
         """The first push to an engine is believed only once its checksums are those of the trainer's weights."""
         fresh = [e for e in present if e.id not in self._verified]
         if not fresh:
@@ -249,113 +257,3 @@ def _arrived(broadcast: dist.Work | None) -> bool:
         print(f"push: a broadcast failed: {error}", flush=True)
         return False
     return True
-
-
-class _Engines:
-    """Rank 0's conversations with all engines of one push, in a thread of their own. On the other ranks it is empty."""
-
-    def __init__(self, engines: Sequence[EngineInfo], api_key: str, deadline_s: float) -> None:
-        """deadline_s: of the whole push; each call gets what is left of it."""
-        self._by_url = {e.url.rstrip("/"): e for e in engines}
-        self._ends_s = time.monotonic() + deadline_s
-        self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
-        self._receiving: Mapping = {}
-        self.failed: dict[str, str] = {}
-
-    def __enter__(self) -> "_Engines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._fleet.close()
-
-    def pause(self) -> Sequence[EngineInfo]:
-        """Has all engines stand still and forget their KV cache; returns those that did."""
-        self._settle(self._fleet.submit(lambda client: _pause(client, self._left_s)))
-        return [self._by_url[url] for url in self._fleet.clients]
-
-    def start_receiving(
-        self,
-        leave: Mapping[str, Sequence[_Group]],
-        join: bool,
-        groups: Sequence[_Group],
-        plan: Sequence[Sequence[Bucket]],
-        version: int,
-    ) -> None:
-        offsets, offset = {}, 1
-        for url in self._fleet.clients:
-            offsets[url] = offset
-            offset += self._by_url[url].tp
-
-        async def conversation(client: EngineClient) -> None:
-            for group in leave.get(self._by_url[client.url].id, ()):
-                await client.destroy_push_group(group.name, deadline_s=self._left_s())
-            if join:
-                await _join(client, groups, offsets[client.url], self._left_s)
-            await _receive(client, groups, plan, version, self._left_s)
-
-        self._receiving = self._fleet.submit(conversation)
-
-    def finish_receiving(self) -> None:
-        self._settle(self._receiving)
-
-    def compare(self, expected: Sequence[Mapping[str, str]], engines: Sequence[EngineInfo]) -> None:
-        """Fails each of `engines` that does not hold exactly the weights with these checksums, [tp]."""
-        ids = {e.id for e in engines}
-
-        async def check(client: EngineClient) -> None:
-            if self._by_url[client.url].id not in ids:
-                return
-            held = await client.checksum(deadline_s=self._left_s())
-            for rank, (ours, theirs) in enumerate(zip(expected, held, strict=True)):
-                if wrong := [name for name, value in ours.items() if theirs.get(name) != value]:
-                    raise EngineError(f"engine {client.url}, rank {rank}: other weights than were pushed: {', '.join(wrong[:5])}")
-
-        self._settle(self._fleet.submit(check))
-
-    def _left_s(self) -> float:
-        return max(self._ends_s - time.monotonic(), LAST_CALL_S)
-
-    def _settle(self, calls: Mapping) -> None:
-        """Waits for the calls; engines whose call failed are left out from here on."""
-        try:
-            self._fleet.wait(calls)
-        except FleetError as error:
-            for url, failure in error.failures.items():
-                self.failed[self._by_url[url].id] = str(failure)
-                self._fleet.remove(url)
-
-
-async def _pause(client: EngineClient, left_s: Callable[[], float]) -> None:
-    await client.pause("retract", deadline_s=left_s())
-    await client.flush_cache(deadline_s=left_s())
-
-
-async def _join(client: EngineClient, groups: Sequence[_Group], rank_offset: int, left_s: Callable[[], float]) -> None:
-    """Stage by stage: an engine that joined them in another order than its neighbour would wait for ever."""
-    for group in groups:
-        await client.init_push_group(
-            group.address,
-            group.port,
-            rank_offset=rank_offset,
-            world_size=group.world_size,
-            group_name=group.name,
-            backend=group.backend,
-            deadline_s=left_s(),
-        )
-
-
-async def _receive(
-    client: EngineClient, groups: Sequence[_Group], plan: Sequence[Sequence[Bucket]], version: int, left_s: Callable[[], float]
-) -> None:
-    await client.begin_weight_update(deadline_s=left_s())
-    for group, buckets in zip(groups, plan, strict=True):
-        for bucket in buckets:
-            await client.receive_bucket(
-                [t.name for t in bucket],
-                [weight_group.dtype_name(t.dtype) for t in bucket],
-                [t.shape for t in bucket],
-                group_name=group.name,
-                deadline_s=left_s(),
-            )
-    await client.end_weight_update(version, deadline_s=left_s())
-    await client.continue_(deadline_s=left_s())

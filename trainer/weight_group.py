@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _set_pg_timeout, _world
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -103,6 +103,11 @@ def _standing_apart() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def limit(group: dist.ProcessGroup, timeout_s: float) -> None:
+    """Broadcasts that begin from now on have this much time."""
+    _set_pg_timeout(timedelta(seconds=max(timeout_s, 1.0)), group)
 
 
 def destroy(group: dist.ProcessGroup) -> None:

@@ -188,29 +188,33 @@ class FakeEngine:
     # Weights
 
     async def _init_group(self, http: web.Request) -> web.Response:
-        from trainer.weight_group import join  # only pushes need torch
+        from trainer.weight_group import WeightGroupError, join  # only pushes need torch
 
         body = await http.json()
         async with self._weight_calls:
-            self._groups[body["group_name"]] = await asyncio.to_thread(
-                join,
-                body["master_address"],
-                body["master_port"],
-                rank=body["rank_offset"],
-                world_size=body["world_size"],
-                group_name=body["group_name"],
-                timeout_s=600.0,
-                backend=body["backend"],
-            )
+            try:
+                self._groups[body["group_name"]] = await asyncio.to_thread(
+                    join,
+                    body["master_address"],
+                    body["master_port"],
+                    rank=body["rank_offset"],
+                    world_size=body["world_size"],
+                    group_name=body["group_name"],
+                    timeout_s=600.0,
+                    backend=body["backend"],
+                )
+            except WeightGroupError as error:
+                return answer(False, f"Failed to initialize custom process group: {error}.")
         return answer(True)
 
     async def _destroy_group(self, http: web.Request) -> web.Response:
         from trainer.weight_group import destroy
 
-        group = self._groups.pop((await http.json())["group_name"], None)
-        if group is None:
-            return answer(False, "The group to be destroyed does not exist.")
-        destroy(group)
+        name = (await http.json())["group_name"]
+        async with self._weight_calls:
+            if name not in self._groups:
+                return answer(False, "The group to be destroyed does not exist.")
+            destroy(self._groups.pop(name))
         return answer(True)
 
     async def _begin(self, _: web.Request) -> web.Response:
@@ -220,15 +224,19 @@ class FakeEngine:
         return answer(True)
 
     async def _receive(self, http: web.Request) -> web.Response:
+        from trainer.weight_group import WeightGroupError
+
         body = await http.json()
         if not self.updating:
             return answer(False, "must run between begin_weight_update() and end_weight_update()")
         if body["group_name"] not in self._groups:
             return answer(False, f"Group {body['group_name']} not in {list(self._groups)}")
         async with self._weight_calls:
-            self.weights |= await asyncio.to_thread(
-                receive, self._groups[body["group_name"]], body["names"], body["dtypes"], body["shapes"]
-            )
+            group = self._groups[body["group_name"]]
+            try:
+                self.weights |= await asyncio.to_thread(receive, group, body["names"], body["dtypes"], body["shapes"])
+            except WeightGroupError as error:
+                return answer(False, f"Failed to receive weights: {error}")
         return answer(True)
 
     async def _end(self, _: web.Request) -> web.Response:

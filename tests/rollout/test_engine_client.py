@@ -121,12 +121,21 @@ def test_a_pause_holds_requests_and_a_version_set_meanwhile_shows_from_the_next_
 
 def test_a_failure_that_the_server_reports_names_server_call_and_answer() -> None:
     async def test(engine: FakeEngine, client: EngineClient) -> None:
-        await client.begin_weight_update()
         with pytest.raises(EngineCallError) as caught:
-            await client.begin_weight_update()
+            await client.end_weight_update(1)
         assert caught.value.url == engine.url
-        assert caught.value.call == "/begin_weight_update"
-        assert "already open" in str(caught.value)
+        assert caught.value.call == "/end_weight_update"
+        assert "no weight-update session is open" in str(caught.value)
+
+    with_fake(test)
+
+
+def test_an_update_that_a_dead_trainer_left_open_is_begun_anew() -> None:
+    async def test(engine: FakeEngine, client: EngineClient) -> None:
+        await client.begin_weight_update()
+        await client.begin_weight_update()
+        assert engine.updating and engine.calls.count("/end_weight_update") == 1
+        await client.leave_push_group("one that it never was in")
 
     with_fake(test)
 
