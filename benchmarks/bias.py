@@ -99,7 +99,9 @@ class ThroughTheLedger:
                 ledger.apply(*ledger.admit(Prompt(id=str(ledger.admitted), tokens=np.ones(1, np.int32), task={})))
             for lease in leases:
                 self.generate(lease)
-        if not self.training and (changes := ledger.take(ledger.version)) is not None:
+        if self.training or ledger.version == self.steps:
+            return
+        if (changes := ledger.take(ledger.version)) is not None:
             ledger.apply(*changes)
             self.train(ledger.version)
 

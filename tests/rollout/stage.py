@@ -33,6 +33,7 @@ sys.exit(main(launcher=FAKE_LAUNCHER))
 PORTS_APART = 40
 _PORTS = iter(range(20_000 + os.getpid() % 200 * PORTS_APART, 32_000, PORTS_APART))
 _PORTS_LOCK = threading.Lock()
+_CLAIMS: list[socket.socket] = []
 WAIT_S = 60.0
 LEAVING_S = 10.0  # DRAIN_S, LEAVE_S, and the interpreter's own end
 QWEN2 = {
@@ -158,10 +159,14 @@ def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S)
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row, at most PORTS_APART, that nobody listens on; given once in this process."""
+    """The first of so many ports in a row, at most PORTS_APART, that nobody listens on; no test of this machine gets them again
+    while this process lives."""
     with _PORTS_LOCK:
         for first in _PORTS:
             with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+                claim = socket.socket(socket.AF_UNIX)
+                claim.bind(f"\0kestrel-test-ports-{first}")  # a name, and no file: it goes with the process
+                _CLAIMS.append(claim)
                 for port in range(first, first + count):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 return first
