@@ -4,6 +4,7 @@ Each report (a segment of 2,500 tokens, 20 KB) is put by one client and got by a
 Redis reader acknowledges and deletes what it got. Nothing is decided, checked or encrypted, and a lease is not tied to a version.
 """
 
+import argparse
 import contextlib
 import importlib
 import socket
@@ -19,11 +20,13 @@ COUNT = 2048  # of each kind that are sent
 
 
 def main() -> None:
+    description = f"{__doc__}\nNeeds the packages redis and ray, and a redis-server on the PATH."
+    argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for name, run in (("redis", redis), ("ray", ray)):
         try:
             importlib.import_module(name)
         except ImportError:
-            print(f"peers: {name} is not installed in this Python (see --help)")
+            print(f"peers: {name} is not installed in this Python")
             continue
         try:
             run()

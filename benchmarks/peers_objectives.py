@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # also where the peers are not installed
+    print(__doc__)
+    sys.exit()
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 try:

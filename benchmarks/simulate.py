@@ -5,6 +5,7 @@
 It also times a loop of plain Python, before and after: on a machine that others use, the ratio of the two says more than seconds.
 """
 
+import argparse
 import heapq
 import sys
 import time
@@ -29,12 +30,12 @@ def plain_python_s() -> float:
 
 
 def main(arguments: list[str]) -> None:
-    steps = 600
-    if "--steps" in arguments:
-        at = arguments.index("--steps")
-        steps = int(arguments[at + 1])
-        arguments = arguments[:at] + arguments[at + 2 :]
-    scenario = scenario_of(composed(arguments or [EXPERIMENT]), Options(steps=steps))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="override", help=f"of the configuration; default: {EXPERIMENT}")
+    parser.add_argument("--steps", type=int, default=600)
+    options = parser.parse_args(arguments)
+    steps: int = options.steps
+    scenario = scenario_of(composed(options.overrides or [EXPERIMENT]), Options(steps=steps))
     loops_s = plain_python_s()
     result = simulate(scenario)
     loop_s = (loops_s + plain_python_s()) / 2

@@ -6,6 +6,7 @@ The debug model must be made already (`make run` makes it). CPU seconds over the
 whatever else the machine does. The run is ended as soon as an engine has tokens.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -66,7 +67,10 @@ def look(launcher: int, seconds: dict[int, tuple[str, float]]) -> None:
             seconds[process.pid] = (role, times.user + times.system)
 
 
-def main(overrides: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="override", help="a setting of the run, as for python -m launch")
+    overrides = parser.parse_args(arguments).overrides
     with tempfile.TemporaryDirectory() as folder:
         took_s, said, by_role = measure(Path(folder), overrides)
     print("\n".join(line for line in said if "after" in line))

@@ -5,7 +5,7 @@
 
 from math import ceil, isfinite, lcm
 
-from conf.schema import AlgoConfig, ConfigError, RunConfig
+from conf.schema import AlgoConfig, ClusterConfig, ConfigError, RunConfig
 
 CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
@@ -92,11 +92,35 @@ def check(config: RunConfig) -> None:
     for key, (low, high) in WITHIN.items():
         if not low <= (value := _get(config, key)) < high:
             raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
+    _check_cluster(config.cluster)
     _check_algorithm(config)
     _check_layout(config)
     _check_objective(config.algo)
     _check_lengths(config)
     _check_deadlines(config)
+
+
+READ_BY_SLURM = ("setup", "container", "container_runtime", "container_mounts", "srun_args", "requeues", "heartbeat_s")
+READ_WITH_A_CONTAINER = ("container_runtime", "container_mounts")
+
+
+def _check_cluster(cluster: ClusterConfig) -> None:
+    """Settings that nothing would read, and mounts that srun and apptainer would take for several."""
+    untouched = ClusterConfig()
+    for names, unread, why in (
+        (
+            READ_BY_SLURM,
+            cluster.kind == "local",
+            "is read with cluster.kind=slurm alone, and cluster.kind=local has no use for it",
+        ),
+        (READ_WITH_A_CONTAINER, not cluster.container, "is of no use without cluster.container: name an image"),
+    ):
+        for name in names:
+            if unread and (value := getattr(cluster, name)) != getattr(untouched, name):
+                raise ConfigError(f"cluster.{name}={value} {why}, or leave it out")
+    for mount in cluster.container_mounts:
+        if "," in mount or ":" not in mount:
+            raise ConfigError(f"cluster.container_mounts: {mount!r} must be FROM:TO, one mount an entry and no comma in it")
 
 
 FIXED = (

@@ -1,8 +1,7 @@
 """Between Hydra's world and plain dataclasses: composing, checking, writing and reading a run's configuration."""
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -12,10 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.check import check
 from conf.messages import one_line
 from conf.schema import ConfigError, RunConfig
+from conf.secret import refuse_secrets
 
 CONFIG_FILE = "config.yaml"
-SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD)($|_)")
-SHORTEST_SECRET = 8  # what is shorter would be found everywhere
 
 
 def register() -> None:
@@ -32,34 +30,20 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
     assert isinstance(config, RunConfig)
+    refuse_secrets(values, os.environ)  # first: other refusals show the value
     check(config)
-    refuse_secrets(values, os.environ)
     return config
-
-
-def refuse_secrets(values: object, environment: Mapping[str, str]) -> None:
-    """A configuration is written down, shown and shared, so no value may hold that of a secret variable. Raises ConfigError."""
-    secrets = {n: v for n, v in environment.items() if SECRET_NAME.search(n.upper()) and len(v) >= SHORTEST_SECRET}
-    for key, text in _texts(values, ""):
-        if name := next((name for name, secret in secrets.items() if secret in text), None):
-            raise ConfigError(f"{key} holds the value of ${name}: leave it out; secrets are read from the environment")
-
-
-def _texts(node: object, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, dict):
-        for name, inner in node.items():
-            yield from _texts(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for item in node:
-            yield from _texts(item, key)
-    elif isinstance(node, str):
-        yield key, node
 
 
 def write_run(config: RunConfig, run_dir: Path) -> None:
     """Writes the resolved configuration into the run's folder. It holds no secrets: those lie in `keys/`."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    unfinished = run_dir / f".{CONFIG_FILE}"  # the file is whole or not there, whenever this is killed
+    with unfinished.open("w") as file:
+        file.write(OmegaConf.to_yaml(OmegaConf.structured(config)))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(run_dir / CONFIG_FILE)
 
 
 def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:

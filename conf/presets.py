@@ -29,6 +29,10 @@ def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
                 )
 
 
+def experiments() -> list[str]:
+    return sorted(file.stem for file in (FOLDER / EXPERIMENT).glob("*.yaml"))
+
+
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in (node or {}).items():
         if isinstance(inner, dict):

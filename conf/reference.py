@@ -30,7 +30,7 @@ before anything starts ([check.py](check.py)), and the result lies in each run's
 
 Units are in the names (`_s`, `_tokens`, `_bytes`) or in the meaning. Secrets are no settings: a run's own keys lie in its
 folder's `keys/`, those of others (Weights & Biases: `WANDB_API_KEY`) come through the environment, and a setting that holds the
-value of such a variable is refused.
+value of such a variable, or gives one to such a name, is refused ([secret.py](secret.py)).
 """
 
 
@@ -126,6 +126,9 @@ def _table(titles: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Seque
 
 
 def main(arguments: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     if len(arguments) > 1:
         print("usage: python -m conf.reference [FILE]", file=sys.stderr)
         return 2

@@ -147,7 +147,7 @@ class RewardConfig:
 class ClusterConfig:
     kind: str = "local"  # local | slurm
     device: str = "auto"  # auto | cpu | cuda
-    nodes: int = 1  # machines of the run
+    nodes: int = 1  # machines of the run; under Slurm those of its job, and this is what dry_run and the planner go by
     gpus_per_node: int = 0  # 0: those found on this machine
     base_port: int = 0  # first of the run's ports; 0: chosen from the run's folder, below the ephemeral range
     worker_restarts: int = 20  # of each restartable process
@@ -155,13 +155,13 @@ class ClusterConfig:
     trainer_python: str = ""  # of the trainer's environment; "": the launcher's own
     rollout_python: str = ""  # of the fleet's, the queue server's and the judges'; "": the launcher's own
     heartbeat_s: float = 30.0  # a node that is silent for so long is lost (Slurm)
-    save_s: float = 480.0  # for the last checkpoint before the time limit; less than the --signal of the batch script (Slurm)
+    save_s: float = 480.0  # for the checkpoint that SIGUSR1 asks for; less than the --signal of the batch script (Slurm)
     requeues: int = 20  # of one job, for its time limit or for lost nodes (Slurm)
     setup: list[str] = field(default_factory=list)  # shell lines before each process, e.g. "module load cuda" (Slurm)
     container: str = ""  # image that every process runs in; "": none (Slurm)
-    container_runtime: str = "pyxis"  # pyxis | apptainer
-    container_mounts: list[str] = field(default_factory=list)  # FROM:TO; the working directory and the run's folder are mounted
-    srun_args: list[str] = field(default_factory=list)  # further options of every srun
+    container_runtime: str = "pyxis"  # pyxis | apptainer (Slurm)
+    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, beside the working and the run's folder (Slurm)
+    srun_args: list[str] = field(default_factory=list)  # further options of every srun (Slurm)
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ from conf import slurm_sweep
 from conf.check import check_resumed
 from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
-from conf.presets import check_presets
+from conf.presets import check_presets, experiments
 from conf.schema import ConfigError, RunConfig
 from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
@@ -38,7 +38,7 @@ from rollout.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 LONGEST_NAME = 120  # of a sweep's job; its number comes first, so that it stays its own
-KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, SlurmError)
+KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, SlurmError, OSError)
 
 
 _failures: list[tuple[str, int]] = []
@@ -74,6 +74,16 @@ def _one_of_a_sweep(composed: DictConfig) -> float:
     return outcome
 
 
+def _check_sweep(words: list[str]) -> None:
+    """Its jobs name themselves and lie together, so what says where a run is would do nothing. Raises ConfigError."""
+    if {"-m", "--multirun"} & set(words):
+        for word in words:
+            if word.startswith(("output=", "name=", "resume=")):
+                raise ConfigError(
+                    f"{word} has no place in a sweep: its jobs are new runs in a folder of their own, hydra.sweep.dir=…"
+                )
+
+
 def _failed(error: Exception) -> float:
     _failures.append(_explained(error))
     print(f"launch: {_failures[-1][0]}", file=sys.stderr)
@@ -104,7 +114,7 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
         stamp = os.environ.get("SLURM_JOB_ID", "") if in_slurm else ""
         composed.name = f"{experiment}-{stamp or time.strftime('%Y%m%d-%H%M%S')}"
     if sweep:
-        varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run=", "name="))]
+        varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run="))]
         what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override)) for override in varied]
         composed.output = hydra_config.sweep.dir
         composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])[:LONGEST_NAME]
@@ -123,6 +133,9 @@ def _resume(run_dir: Path, overrides: list[str]) -> None:
 
 
 def main() -> int:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(f"{__doc__}\nSettings: conf/README.md. Experiments: {', '.join(experiments())}.")
+        return 0
     resumed = [a.removeprefix("resume=") for a in sys.argv[1:] if a.startswith("resume=")]
     # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -132,6 +145,7 @@ def main() -> int:
     if OPTUNA in sys.argv:
         sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
     try:
+        _check_sweep(sys.argv[1:])
         if resumed:
             _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])
         else:
@@ -160,7 +174,8 @@ def _after_sweep(sweep_dir: Path) -> int:
 def _explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return one_line(error), ASKED_WRONGLY
-    return str(error), ASKED_WRONGLY if isinstance(error, ConfigError | KeysError) else FAILED
+    said = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
+    return said, ASKED_WRONGLY if isinstance(error, ConfigError | KeysError) else FAILED
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Axis:
 
     name: str
     labels: Mapping[float, str] | None = None
+    whole: bool = False  # values are counts: no tick between two
 
 
 def chart(
@@ -45,7 +46,7 @@ def chart(
         y = plane.y(tick)
         drawing.add(Line([(LEFT, y), (width - RIGHT, y)], GRID), Text(LEFT - 7, y + 4, f"{tick:.4g}", "end", FAINT))
     drawing.add(Line([(LEFT, height - BOTTOM), (width - RIGHT, height - BOTTOM)], AXIS))
-    for value, label in (x.labels or {t: f"{t:g}" for t in ticks(min(xs), max(xs)) if min(xs) <= t <= max(xs)}).items():
+    for value, label in (x.labels or _ticks_within(min(xs), max(xs), whole=x.whole)).items():
         drawing.add(Text(plane.x(value), height - BOTTOM + 17, label, "middle", FAINT))
     drawing.add(Text((LEFT + width - RIGHT) / 2, height - 8, x.name, "middle", FAINT))
     for i, (name, points) in enumerate(kept.items()):
@@ -91,6 +92,11 @@ def _draw_legend(drawing: Drawing, series: Series, last_values: bool) -> int:
         drawing.add(Line([(at, y - 4), (at + 14, y - 4)], colour, 3.0), Text(at + 19, y, words, colour=colour))
         at += needed + 14
     return row + 1
+
+
+def _ticks_within(low: float, high: float, *, whole: bool) -> dict[float, str]:
+    found = [t for t in ticks(low, high) if low <= t <= high and not (whole and t % 1)]
+    return {t: f"{t:g}" for t in found}
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:

@@ -118,7 +118,9 @@ def draw(wanted: Chart, lines: Sequence[Metrics]) -> str:
     }
     if not any(isfinite(value) for points in series.values() for _, value in points):
         return ""
-    drawing = chart(wanted.title, Axis(name="step"), series, note=wanted.note, last_values=True, width=WIDTH, height=HEIGHT)
+    drawing = chart(
+        wanted.title, Axis(name="step", whole=True), series, note=wanted.note, last_values=True, width=WIDTH, height=HEIGHT
+    )
     return f"<figure>{drawing.svg()}</figure>"
 
 

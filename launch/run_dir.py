@@ -13,7 +13,7 @@ LOCK_FILE = ".lock"
 def check_run_dir(run_dir: Path, *, resumed: bool) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is not a folder: choose another name or output")
-    if not resumed and run_dir.is_dir() and any(entry.name != LOCK_FILE for entry in run_dir.iterdir()):
+    if not resumed and run_dir.is_dir() and any(not entry.name.startswith(".") for entry in run_dir.iterdir()):
         raise ConfigError(f"{run_dir} holds a run already: go on with it by resume={run_dir}, or choose another name")
 
 

@@ -37,8 +37,8 @@ class Panel:
 
 PANELS = (
     Panel(
-        title="Reward", note="of the last steps; held-out problems after and before",
-        of={"reward": lambda r: r.reward, "pass rate": lambda r: r.pass_after, "before": lambda r: r.pass_before},
+        title="Reward", note="of the last steps; of held-out problems",
+        of={"reward": lambda r: r.reward, "held out, after": lambda r: r.pass_after, "before": lambda r: r.pass_before},
     ),
     Panel(title="Throughput", note="trained tokens a second", of={"trained tokens": lambda r: r.trained_per_s}),
     Panel(title="Lag", note="versions", of={"largest": lambda r: r.lag_max, "mean": lambda r: r.lag_mean}),
@@ -97,7 +97,7 @@ def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
         by_step = {name: [(float(step), reward) for step, _, reward in points] for name, points in curves.items()}
         by_time = {name: [(at_s / 60, reward) for _, at_s, reward in points] for name, points in curves.items()}
         note = f"by {short(x)}, mean of {SMOOTHED} steps" if x else f"mean of {SMOOTHED} steps"
-        yield chart("Reward by step", Axis(name="step"), by_step, note=note, from_zero=False)
+        yield chart("Reward by step", Axis(name="step", whole=True), by_step, note=note, from_zero=False)
         yield chart("Reward by time", Axis(name="minutes since the first step began"), by_time, note=note, from_zero=False)
     done = [one for one in rows if one.complete and one.steps]
     axis, place = _axis(done, x)

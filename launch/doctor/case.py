@@ -108,7 +108,7 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
 
         def ask(python: str) -> list[Node]:
             """Named as the run names it: `python3` calls itself by its path."""
-            command = _everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes)
+            command = everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes)
             return [replace(node, python=python) for node in _ask(command, within_s)]
 
         nodes = [node for answers in pool.map(ask, case.roles_of) for node in answers]
@@ -128,8 +128,8 @@ def _inputs(config: RunConfig) -> Iterator[str]:
     yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)
 
 
-def _everywhere(command: list[str], config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> list[str]:
-    """On this machine, or as a step on every node of the Slurm job that this process is in."""
+def everywhere(command: list[str], config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> list[str]:
+    """A command on this machine, or as a step on every node of these processes, if this one is in the run's Slurm job."""
     if config.cluster.kind != "slurm" or not in_batch_job():
         return command
     nodes = list(dict.fromkeys(process.node for process in processes))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.doctor.case import Case
+from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG, read_shape
 from reward.task import TaskError, parse_task
@@ -160,21 +160,28 @@ def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding
 
 
 def sandbox(case: Case) -> Finding:
-    """A right solution, run as a judge would run it, passes."""
-    if case.config.cluster.container:
-        return skipped("the judges' Python is in a container, and this is asked outside of it")
-    python = next((python for python, roles in case.roles_of.items() if "judge" in roles), sys.executable)
-    return run_tiny_job([python, "-m", "reward.check"])
-
-
-def run_tiny_job(judge: Sequence[str]) -> Finding:
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+    """A right solution, run as a judge would run it and on the nodes where judges run, passes."""
+    judges = [process for process in case.processes if process.role == "judge"]
+    command = [judges[0].argv[0] if judges else sys.executable, "-m", "reward.check"]
+    folder = existing(case.run_dir).resolve()  # the nodes share it
+    try:
+        file = tempfile.NamedTemporaryFile("w", prefix=".tiny-job-", suffix=".jsonl", dir=folder)  # noqa: SIM115 its errors are these
+    except OSError as error:
+        return skipped(f"{folder} cannot be written: {error.strerror}")
+    with file:
         file.write(json.dumps(TINY_JOB) + "\n")
         file.flush()
-        try:
-            answer = subprocess.run([*judge, file.name], capture_output=True, text=True, timeout=JUDGE_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return failure(f"a tiny job could not be judged: {error}", "mend the judges' Python environment")
+        asked = everywhere([*command, file.name], case.config, case.run_dir, judges)
+        if asked[0] == command[0] and case.config.cluster.container:
+            return skipped("the judges' Python is in a container, and this is asked outside of it")
+        return run_tiny_job(asked)
+
+
+def run_tiny_job(command: Sequence[str]) -> Finding:
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=JUDGE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return failure(f"a tiny job could not be judged: {error}", "mend the judges' Python environment")
     if answer.returncode:
         said = " ".join((answer.stderr or answer.stdout).split())[-300:]
         return failure(

@@ -2,13 +2,15 @@
 
     python -m launch.layout [override …]
 
-It prints nothing where a run goes by the experiment as it is: with fewer than two GPUs, and for a run that is resumed.
+Of a sweep (`-m trainer.lr=1e-5,1e-4`) it takes the first value of each. It prints nothing where a run goes by the experiment as
+it is: with fewer than two GPUs, and for a run that is resumed.
 """
 
 import os
 import sys
 
 from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.load import register, to_run_config
 from conf.messages import UserError, one_line
@@ -19,19 +21,23 @@ from launch.plan.inputs import read_model
 from launch.run import visible_gpus
 
 ASKED_WRONGLY = 2
+MULTIRUN = ("-m", "--multirun")
 
 
-def main(overrides: list[str]) -> int:
+def main(words: list[str]) -> int:
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     found = gpus()
     if (visible := visible_gpus()) is not None:
         found = found[: len(visible)]
-    if len(found) < 2 or any(word.startswith("resume=") for word in overrides):
+    if len(found) < 2 or any(word.startswith("resume=") for word in words):
         return 0
     register()
     try:
         with initialize_config_module("conf", version_base="1.3"):
-            config = to_run_config(compose("config", overrides=["name=layout", "experiment=debug", *overrides]))
+            config = to_run_config(compose("config", overrides=["name=layout", "experiment=debug", *one_job(words)]))
         gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
         layout = fit(len(found), gpu_bytes, read_model(config), config.trainer.tokens_per_microbatch)
     except (*UserError, ConfigError) as error:
@@ -39,6 +45,20 @@ def main(overrides: list[str]) -> int:
         return ASKED_WRONGLY
     print("\n".join(layout.overrides))
     return 0
+
+
+def one_job(words: list[str]) -> list[str]:
+    """The overrides of a sweep's first job; what a sweeper draws by itself, and what is for Hydra alone, is left out."""
+    if not set(words) & set(MULTIRUN):
+        return words
+    kept = [word for word in words if word not in MULTIRUN and not word.startswith(("hydra.", "hydra/"))]
+    job = []
+    for word, parsed in zip(kept, OverridesParser.create().parse_overrides(kept), strict=True):
+        if not parsed.is_sweep_override():
+            job.append(word)
+        elif parsed.is_discrete_sweep():
+            job.append(f"{parsed.get_key_element()}={next(parsed.sweep_string_iterator())}")
+    return job
 
 
 if __name__ == "__main__":

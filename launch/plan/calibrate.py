@@ -8,8 +8,8 @@ what the measurements do not say stays where it was. Every prediction afterwards
 refitted then.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -148,6 +148,9 @@ def all_errors(points: Sequence[Point], calibration: Calibration) -> list[Errors
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"store the constants in {STORED}")
+    write = parser.parse_args().write
     points = read_points(POINTS)
     calibration = fit(points)
     errors = all_errors(points, calibration)
@@ -155,7 +158,7 @@ def main() -> None:
         print(f"{name:<24} {value:.6g}" if isinstance(value, float) else f"{name:<24} {value}")
     for error in errors:
         print(f"{error.what:<28} median {error.median:6.1%}  p90 {error.p90:6.1%}  largest {error.largest:6.1%}")
-    if "--write" in sys.argv[1:]:
+    if write:
         STORED.write_text(json.dumps({**asdict(calibration), "errors": [asdict(error) for error in errors]}, indent=2) + "\n")
         print(f"written to {STORED}")
 

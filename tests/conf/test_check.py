@@ -182,3 +182,36 @@ def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
     check_resumed(stored, changed("trainer.steps", 20))
     with pytest.raises(ConfigError, match=r"rollout.max_staleness=1: the run was begun with 2"):
         check_resumed(stored, changed("rollout.max_staleness", 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"setup": ["module load cuda"]}, "cluster.setup=.* is read with cluster.kind=slurm alone"),
+        ({"container": "image.sif"}, "cluster.container=image.sif is read with cluster.kind=slurm alone"),
+        ({"srun_args": ["--mem=0"]}, "cluster.srun_args=.* is read with"),
+        ({"requeues": 3}, "cluster.requeues=3 is read with"),
+        ({"heartbeat_s": 10.0}, "cluster.heartbeat_s=10.0 is read with"),
+        (
+            {"kind": "slurm", "container_mounts": ["/data:/data"]},
+            "cluster.container_mounts=.* of no use without cluster.container",
+        ),
+        ({"kind": "slurm", "container_runtime": "apptainer"}, "cluster.container_runtime=apptainer is of no use without"),
+        ({"kind": "slurm", "container": "i", "container_mounts": ["/a:/a,/b:/b"]}, "'/a:/a,/b:/b' must be FROM:TO, one mount"),
+        ({"kind": "slurm", "container": "i", "container_mounts": ["/data"]}, "'/data' must be FROM:TO"),
+    ],
+)
+def test_cluster_setting_that_nothing_would_read_as_it_is_meant_is_refused(settings: dict[str, object], message: str) -> None:
+    config = changed("trainer.tokens_per_microbatch", 18_432)
+    for key, value in settings.items():
+        setattr(config.cluster, key, value)
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+def test_cluster_settings_are_taken_where_they_are_read() -> None:
+    config = changed("trainer.tokens_per_microbatch", 18_432)
+    config.cluster.kind, config.cluster.setup, config.cluster.requeues = "slurm", ["module load cuda"], 3
+    config.cluster.container, config.cluster.container_runtime = "i.sif", "apptainer"
+    config.cluster.container_mounts = ["/data:/data:ro"]
+    check(config)

@@ -12,6 +12,12 @@ import yaml
 
 from tests.launch.stand_ins import ENV, PROJECT, write_model, write_problems
 
+COMMANDS = (
+    "launch", "launch.doctor", "launch.layout", "launch.plan", "launch.plan.calibrate", "launch.plan.note", "launch.report",
+    "launch.simulate", "launch.sweep_report", "conf.reference", "reward.check", "rollout.queue", "benchmarks.startup",
+    "benchmarks.simulate", "benchmarks.ledger_peers",
+)  # fmt: skip
+
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch", *arguments]
@@ -73,6 +79,21 @@ def test_sweep_goes_on_after_a_mistake_in_one_job(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "trainer.tp=0: must be at least 1" in ended.stderr
     assert "name: 01-tp=2-max_staleness=0" in ended.stdout
+
+
+@pytest.mark.parametrize("word", ["output=elsewhere", "name=mine", "resume=outputs/x"])
+def test_sweep_refuses_what_would_have_no_effect_once(tmp_path: Path, word: str) -> None:
+    ended = launch(tmp_path, "-m", "experiment=debug", "trainer.seed=0,1", word)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert f"{word} has no place in a sweep" in ended.stderr
+
+
+def test_every_command_helps() -> None:
+    """What can be run and parses its arguments prints how, and does nothing else."""
+    for module in COMMANDS:
+        asked = subprocess.run([sys.executable, "-m", module, "--help"], cwd=PROJECT, env=ENV, capture_output=True, text=True)
+        assert (asked.returncode, asked.stderr) == (0, ""), module
+        assert module.rpartition(".")[2] in asked.stdout, module
 
 
 def test_scripts_are_clean_shell() -> None:

@@ -253,6 +253,21 @@ def test_limits_of_memory_on_a_cpu_grow_with_the_ranks(world: World) -> None:
     assert world.find("memory").level is Level.OK
 
 
+def test_what_a_save_gathers_counts_on_gpus(world: World) -> None:
+    """Each rank brings 12 bytes a parameter of its share into the host's memory, and more without buckets."""
+    trainer = world.config.trainer
+    trainer.overlap_grad_reduce, world.config.algo.kl_coef = True, 0.0
+    gathered = 12 * world.case.parameters / (trainer.tp * trainer.pp) * 4  # ranks on the first node
+    world.on_each(memory_bytes=int(gathered) + 1)
+    assert world.find("memory").level is Level.OK
+    world.on_each(memory_bytes=int(gathered) - 1)
+    assert world.find("memory").level is Level.WARNING
+    world.on_each(memory_bytes=int(1.5 * gathered))
+    assert world.find("memory").level is Level.OK
+    trainer.overlap_grad_reduce = False
+    assert world.find("memory").level is Level.WARNING
+
+
 def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
     world.config.cluster = ClusterConfig(device="cpu", nodes=1)
     case = world.case

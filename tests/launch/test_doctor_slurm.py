@@ -11,7 +11,7 @@ from tests.launch.stand_ins import ENV, write_model, write_problems
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
-def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str) -> tuple[str, str]:
+def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str, fast: bool = True) -> tuple[str, str]:
     """The job's state in the end, and what was said."""
     write_model(folder / "model")
     write_problems(folder / "train.jsonl")
@@ -19,7 +19,7 @@ def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str) -> tuple[str,
         "experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]",
         "cluster.kind=slurm", "cluster.nodes=2", *overrides,
     ]  # fmt: skip
-    command = f"COLUMNS=160 {sys.executable} -m launch.doctor --fast {' '.join(words)}"
+    command = f"COLUMNS=400 {sys.executable} -m launch.doctor {'--fast' if fast else ''} {' '.join(words)}"
     env = {"PYTHONPATH": ENV["PYTHONPATH"]}
     job = slurm.sbatch("--nodes=2", f"--output={folder}/said", "--wrap", command, cwd=folder, env=env)
     state = slurm.wait(job, {"COMPLETED", "FAILED"}, timeout_s=240)
@@ -43,3 +43,22 @@ def test_set_up_lines_are_run_before_the_nodes_are_asked(slurm: SlurmCluster, tm
     state, said = ask_doctor(slurm, tmp_path, "'cluster.setup=[\"export NCCL_SOCKET_IFNAME=nothing\"]'")
     assert state == "FAILED"
     assert "NCCL_SOCKET_IFNAME=nothing" in said
+
+
+NO_SANDBOX_ON_N2 = """#!/bin/sh
+case "$SLURMD_NODENAME $*" in
+  "n2 -m reward.check"*) echo "user namespaces are forbidden on $SLURMD_NODENAME" >&2; exit 2 ;;
+esac
+exec {python} "$@"
+"""
+
+
+def test_sandbox_is_tried_on_the_nodes_where_judges_run(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The batch script runs on n1, the trainer's node; the engines, and the judges beside them, are on n2."""
+    python = tmp_path / "python-of-the-fleet"
+    python.write_text(NO_SANDBOX_ON_N2.format(python=sys.executable))
+    python.chmod(0o755)
+    state, said = ask_doctor(slurm, tmp_path, f"cluster.rollout_python={python}", fast=False)
+    assert state == "FAILED"
+    assert "a tiny job did not pass" in said and "user namespaces are forbidden on n2" in said
+    assert not list(tmp_path.glob(".tiny-job-*"))

@@ -23,6 +23,13 @@ if "lr: 1.0\\n" in (pathlib.Path(sys.argv[sys.argv.index("--run") + 1]) / "confi
     os.kill(int(os.environ["SLURM_TASK_PID"]), signal.SIGKILL)  # as for want of memory: of the whole job nothing is heard
 """
 
+IN_THE_WAY_WITH_LR_1 = """
+import pathlib, sys
+run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
+if "lr: 1.0\\n" in (run / "config.yaml").read_text():
+    (run / "report.html").mkdir(exist_ok=True)  # where the launcher will write
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -55,6 +62,17 @@ def test_failed_jobs_are_rows_and_the_others_go_on(project: Path) -> None:
     assert {"config.yaml", "logs", "metrics.jsonl", "report.html"} <= {path.name for path in (sweep / jobs[0].name).iterdir()}
     assert main([str(sweep)]) == 0
     assert (sweep / "sweep.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_launcher_that_cannot_write_ends_its_job_alone(project: Path) -> None:
+    trainer_begins_with(project, IN_THE_WAY_WITH_LR_1)
+    ended = launch(project, "-m", "trainer.lr=1.0,0.25")
+    assert ended.returncode == 1
+    jobs = read_jobs(only_sweep(project))
+    assert [job.state for job in jobs] == [State.FAILED, State.DONE]
+    assert "IsADirectoryError" in jobs[0].failure and "report.html" in jobs[0].failure
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow
