@@ -88,6 +88,7 @@ def test_sweep_refuses_what_would_have_no_effect_once(tmp_path: Path, word: str)
     assert f"{word} has no place in a sweep" in ended.stderr
 
 
+@pytest.mark.slow
 def test_every_command_helps() -> None:
     """What can be run and parses its arguments prints how, and does nothing else."""
     for module in COMMANDS:

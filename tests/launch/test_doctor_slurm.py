@@ -53,6 +53,7 @@ exec {python} "$@"
 """
 
 
+@pytest.mark.slow
 def test_sandbox_is_tried_on_the_nodes_where_judges_run(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The batch script runs on n1, the trainer's node; the engines, and the judges beside them, are on n2."""
     python = tmp_path / "python-of-the-fleet"
