@@ -21,7 +21,7 @@ from rollout.file_system import is_network, kind_of, locks_work, sync_folder
 from rollout.rules import Rules
 from rollout.wire import WireError, pack, unpack
 
-FORMAT = "kestrel-ledger-2"
+FORMAT = "kestrel-ledger-3"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
 PAGE_BYTES = 16384  # a segment's row in one or two
 SETTINGS = (

@@ -10,6 +10,7 @@ from rollout.state import LedgerState, TrajectoryState
 from rollout.types import Position
 
 Key = tuple[int, int]  # (group, trajectory)
+_new = tuple.__new__  # what a named tuple's own constructor calls, at twice the price
 
 
 class Lease(NamedTuple):
@@ -26,7 +27,7 @@ class Leases:
     """
 
     def __init__(self, rules: Rules, state: LedgerState) -> None:
-        self._rules = rules
+        self._cap_tokens, self._segment_tokens = rules.max_completion_tokens, rules.segment_tokens
         self._state = state
         self._leases: dict[Key, Lease] = {}
         self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same ones
@@ -69,7 +70,7 @@ class Leases:
         lease = self._leases.get(key)
         if lease is None or lease.holder != holder or lease.position != position:
             return False
-        self.offer(key)
+        self.moved(key)
         return True
 
     def begin(self, group: int, trajectories: int) -> None:
@@ -77,21 +78,28 @@ class Leases:
         for i in range(trajectories):
             heapq.heappush(self._to_generate, (group, i))
 
-    def offer(self, key: Key) -> None:
+    def moved(self, key: Key) -> None:
         """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
-        if (lease := self._leases.pop(key, None)) is not None:
-            self._forget(key, lease.holder)
+        self.over(key)
         group = self._state.groups.get(key[0])
-        if group is not None and not group.dropped:
-            trajectory = group.trajectories[key[1]]
-            if trajectory.verdict is None:
-                heapq.heappush(self._to_generate if trajectory.finish is None else self._to_grade, key)
+        if group is not None:
+            heap = self._to_generate if group.trajectories[key[1]].finish is None else self._to_grade
+            heapq.heappush(heap, key)
+
+    def over(self, key: Key) -> None:
+        """Nothing is left to be done on the trajectory."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            held = self._by_holder[lease.holder]
+            del held[key]
+            if not held:
+                del self._by_holder[lease.holder]
 
     def end(self, groups: Iterable[int]) -> None:
         """These groups are gone."""
         gone = set(groups)
         for key in [key for key in self._leases if key[0] in gone]:
-            self._forget(key, self._leases.pop(key).holder)
+            self.over(key)
 
     def reconsider(self) -> None:
         """Another version is published: trajectories that had to wait for it may be leased now."""
@@ -128,18 +136,21 @@ class Leases:
             if group is None or group.dropped or key in leases:
                 continue
             trajectory = group.trajectories[key[1]]
-            if trajectory.verdict is not None or (trajectory.finish is not None) != grading:
-                continue
-            if not grading and trajectory.floor > version:
+            if grading:
+                if trajectory.verdict is not None or trajectory.finish is None:
+                    continue
+            elif trajectory.finish is not None or trajectory.floor > version:
                 continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
             granted.append(self._begin(key, holder, trajectory))
         return granted
 
     def _begin(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
-        rules, length = self._rules, trajectory.length
-        left = 0 if trajectory.finish is not None else rules.max_completion_tokens - length
-        new_tokens = left if left < rules.segment_tokens else rules.segment_tokens
-        lease = Lease(Position(key[0], key[1], length), holder, new_tokens)
+        length, new_tokens = trajectory.length, 0
+        if trajectory.finish is None:
+            new_tokens = self._cap_tokens - length
+            if new_tokens > self._segment_tokens:
+                new_tokens = self._segment_tokens
+        lease = _new(Lease, (_new(Position, (key[0], key[1], length)), holder, new_tokens))
         self._leases[key] = lease
         held = self._by_holder.get(holder)
         if held is None:
@@ -147,12 +158,6 @@ class Leases:
         else:
             held[key] = lease
         return lease
-
-    def _forget(self, key: Key, holder: str) -> None:
-        held = self._by_holder[holder]
-        del held[key]
-        if not held:
-            del self._by_holder[holder]
 
     def _phase(self, key: Key, trajectory: TrajectoryState) -> str:
         if trajectory.verdict is not None:

@@ -145,13 +145,14 @@ class Ledger:
 
     def report(self, position: Position, segment: Segment, holder: str = "") -> tuple[str, Changes]:
         """What became of a segment, and the changes. An empty one with finish CUT gives the lease back."""
-        trajectory = self._reported(position.group, position.trajectory)
+        group, index, offset = position
+        trajectory = self._reported(group, index)
         if trajectory is None:
             return self._lost(LostKind.GONE, segment)
-        if position.offset > trajectory.length:
+        if offset > trajectory.length:
             raise LedgerError(f"{position} is beyond the {trajectory.length} tokens that are recorded")
-        if position.offset < trajectory.length or trajectory.finish is not None:
-            if trajectory.holds(position.offset, segment):  # the same report again: the answer to the first one was lost
+        if offset < trajectory.length or trajectory.finish is not None:
+            if trajectory.holds(offset, segment):  # the same report again: the answer to the first one was lost
                 return RECORDED, ()
             return self._lost(LostKind.DUPLICATE, segment)
         tokens = len(segment.tokens)
@@ -162,7 +163,7 @@ class Ledger:
         if tokens and segment.versions.item(0) < trajectory.floor:
             self.leases.release(holder, position)
             return self._lost(LostKind.STALE, segment)
-        return RECORDED, (Extended(group=position.group, trajectory=position.trajectory, segment=segment),)
+        return RECORDED, (Extended(group, index, segment),)
 
     def grade(self, group: int, trajectory: int, verdict: Verdict) -> tuple[str, Changes]:
         """Records a verdict; the last one of a group without signal also drops it, if the rules say so."""
@@ -173,9 +174,8 @@ class Ledger:
             raise LedgerError(f"trajectory {trajectory} of group {group} has a verdict but is not finished")
         if found.verdict is not None:
             return LostKind.DUPLICATE, ()
-        graded = Graded(group=group, trajectory=trajectory, verdict=verdict)
-        record = self.state.groups[group]
-        if self.rules.drop_no_signal and not record.eval_id and record.ungraded == 1:
+        graded = Graded(group, trajectory, verdict)
+        if self.rules.drop_no_signal and not (record := self.state.groups[group]).eval_id and record.ungraded == 1:
             others = {t.verdict.reward for t in record.trajectories if t.verdict is not None}
             if others == {verdict.reward}:
                 reason = f"all rewards are {verdict.reward:g}"
@@ -302,10 +302,12 @@ class Ledger:
             self.state.apply(change)
             match change:
                 case Extended():
-                    self.leases.offer((change.group, change.trajectory))
+                    self.leases.moved(change[:2])
                     continue  # no group is any nearer to being taken
                 case Graded():
-                    self.leases.offer((change.group, change.trajectory))
+                    self.leases.over(change[:2])
+                    if self.state.groups[change.group].ungraded:
+                        continue
                 case Lost():
                     continue
                 case Admitted():
@@ -386,8 +388,7 @@ class Ledger:
             raise LedgerError(f"{position} with {tokens} more tokens exceeds max_completion_tokens={cap}")
         if length == 0:
             raise LedgerError(f"{position} ends ({segment.finish}) without a token: refuse a prompt that cannot be run")
-        newest = segment.versions.item(-1) if tokens else 0
-        if newest > self.state.steps_taken:
+        if tokens and (newest := segment.versions.item(-1)) > self.state.steps_taken:
             raise LedgerError(
                 f"{position} was sampled by version {newest} of {segment.engine}, but only {self.state.steps_taken} "
                 "steps were taken: this engine has weights that are not this run's"

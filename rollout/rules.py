@@ -1,7 +1,6 @@
 """The numbers of the off-policy contract. `docs/ledger.md` states the law and proves its bound."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import Self
 
 from conf.schema import RunConfig
@@ -57,7 +56,7 @@ class Rules:
     @property
     def lead(self) -> int:
         """How many whole steps generation may run ahead of the published version."""
-        return self.max_staleness - ceil(self.window / self.groups_per_step)
+        return self.max_staleness - -(-self.window // self.groups_per_step)
 
     def admissible(self, version: int) -> int:
         """How many groups, dropped ones not counted, may have been admitted while `version` is the published one."""

@@ -119,12 +119,13 @@ class LedgerState:
     def apply(self, change: Change) -> None:
         match change:
             case Extended():
-                self._extended(change)
+                self._extended(*change)
             case Graded():
                 group = self.groups[change.group]
                 group.trajectories[change.trajectory].verdict = change.verdict
                 group.ungraded -= 1
-                self.ready += not group.ungraded and not group.eval_id
+                if not group.ungraded and not group.eval_id:
+                    self.ready += 1
             case Admitted():
                 self._admitted(change)
             case Dropped():
@@ -215,8 +216,8 @@ class LedgerState:
             self.untaken[change.group] = group
             self.admitted = max(self.admitted, change.group + 1)
 
-    def _extended(self, change: Extended) -> None:
-        trajectory, segment = self.groups[change.group].trajectories[change.trajectory], change.segment
+    def _extended(self, group: int, index: int, segment: Segment) -> None:
+        trajectory = self.groups[group].trajectories[index]
         trajectory.segments.append(segment)
         tokens = len(segment.tokens)
         if tokens:

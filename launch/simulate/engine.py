@@ -6,6 +6,7 @@ step: time is a quadratic function of the steps, solved in closed form. A trajec
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from math import inf, sqrt
 
 from launch.simulate.speeds import EngineSpeeds
@@ -49,9 +50,9 @@ class Engine:
         self.context_tokens = 0.0  # of all that run
         self.idle_s = self.decode_s = self.stalled_s = self.down_s = self.sequence_s = 0.0
         self.tokens = 0.0  # sampled
-        self._speeds = speeds
         self._decode_s = speeds.decode_s
         self._context_s = speeds.decode_s_per_context_token
+        self._prefill_s = speeds.prefill_s_per_token
         self._kv_tokens = speeds.kv_tokens
         self._running: list[tuple[float, int, Flight]] = []  # a heap, by the step at which each ends
         self._waiting: deque[Flight] = deque()  # for KV cache
@@ -107,7 +108,7 @@ class Engine:
         a = self._decode_s[running] + self._context_s * context_tokens
         return start_s + steps * (a + self._context_s * running * steps / 2)
 
-    def join(self, *flights: Flight) -> None:
+    def join(self, flights: Iterable[Flight]) -> None:
         """Segments begin, now."""
         self._waiting.extend(flights)
         self._admit()
@@ -124,7 +125,7 @@ class Engine:
                 flight.runs.append((self.version, flight.tokens))
             self.context_tokens -= flight.context_tokens + flight.tokens
             if flight.finish is CUT:
-                self._kept.add((flight.position.group, flight.position.trajectory))
+                self._kept.add(flight.position[:2])
             ended.append(flight)
         if not ended and len(running) > 1 and self.context_tokens >= self._kv_tokens - 1:
             self._retract_youngest()
@@ -144,7 +145,7 @@ class Engine:
             self.context_tokens += context
             tokens += context - (flight.prompt_tokens if flight.position.group in prompts else 0)
             prompts.add(flight.position.group)
-        self.resume_s = resume_s + tokens * self._speeds.prefill_s_per_token
+        self.resume_s = resume_s + tokens * self._prefill_s
         self.version = version
 
     def give_up(self) -> list[Flight]:
@@ -182,15 +183,15 @@ class Engine:
             self.context_tokens += context
 
     def _prefill(self, flight: Flight, context: int) -> None:
-        position, tokens = flight.position, context
-        if position.offset and (position.group, position.trajectory) in self._kept:
+        group, trajectory, offset = flight.position
+        if offset and (group, trajectory) in self._kept:
             return
-        if position.group in self._prompts:
-            tokens -= flight.prompt_tokens
+        if group in self._prompts:
+            context -= flight.prompt_tokens
         else:
-            self._prompts.add(position.group)
+            self._prompts.add(group)
         start_s = self.resume_s if self.resume_s > self.now_s else self.now_s
-        self.resume_s = start_s + tokens * self._speeds.prefill_s_per_token
+        self.resume_s = start_s + context * self._prefill_s
 
     def _retract_youngest(self) -> None:
         last = max(self._running, key=lambda entry: entry[1])

@@ -38,27 +38,26 @@ class Judges:
             self.most_waiting = max(self.most_waiting, self.waiting)
 
     def _start(self) -> None:
-        for lease in self._ledger.lease_grading(JUDGES, 1):
-            position = lease.position
+        for position, _, _ in self._ledger.lease_grading(JUDGES, 1):
             grading_s = self._work[position.group].grading_s[position.trajectory]
             self.waiting -= 1
             self.free -= 1
             self.busy_s += grading_s
             self._events.at(self._events.now_s + grading_s, self._graded, position)
 
-    def _graded(self, _: int, position: Position) -> None:
-        ledger, passes = self._ledger, self._work[position.group].passes
-        changes = ledger.grade(position.group, position.trajectory, VERDICTS[passes[position.trajectory]])[1]
+    def _graded(self, _number: int, position: Position) -> None:
+        ledger, (index, trajectory, _) = self._ledger, position
+        changes = ledger.grade(index, trajectory, VERDICTS[self._work[index].passes[trajectory]])[1]
         ledger.apply(*changes)
         self.free += 1
         if self.waiting:
             self._start()
-        group = ledger.state.groups.get(position.group)
+        group = ledger.state.groups.get(index)
         if group is None:
-            self._on_group(position.group, True)
+            self._on_group(index, True)
         elif not group.ungraded:
             self.ready_groups += 1
-            self._on_group(position.group, False)
+            self._on_group(index, False)
 
 
 class SimulatedFleet:
@@ -95,7 +94,7 @@ class SimulatedFleet:
             leases = self._lease(engine, free)
             if leases:
                 engine.advance(self._events.now_s)
-                engine.join(*map(self._flight, leases))
+                engine.join(map(self._flight, leases))
                 self._schedule(engine)
             if len(leases) < free:
                 hungry[engine] = None
@@ -119,15 +118,15 @@ class SimulatedFleet:
         return leases
 
     def _flight(self, lease: Lease) -> Flight:
-        position = lease.position
-        work = self._work[position.group]
-        length = work.completion_tokens[position.trajectory]
-        left = length - position.offset
-        if not position.offset and length >= self._long_tokens:
-            self._began_s[position.group, position.trajectory] = self._events.now_s
-        if left > lease.max_new_tokens:
-            return Flight(position, work.prompt_tokens, lease.max_new_tokens, CUT)
-        return Flight(position, work.prompt_tokens, left, LENGTH if length >= self._cap_tokens else STOP)
+        position, _, most_tokens = lease
+        group, trajectory, offset = position
+        prompt_tokens, lengths, _, _ = self._work[group]
+        length = lengths[trajectory]
+        if not offset and length >= self._long_tokens:
+            self._began_s[group, trajectory] = self._events.now_s
+        if length - offset > most_tokens:
+            return Flight(position, prompt_tokens, most_tokens, CUT)
+        return Flight(position, prompt_tokens, length - offset, LENGTH if length >= self._cap_tokens else STOP)
 
     def _due(self, number: int, engine: Engine) -> None:
         if number != engine.event:
@@ -137,7 +136,7 @@ class SimulatedFleet:
             self._report(engine, flight, flight.finish)
             if self._tail and flight.finish is CUT:
                 self._offer_to_tail()
-        if not engine.tail and engine.in_flight < engine.concurrency:
+        if not engine.tail:
             self._hungry[engine] = None
         self.serve()
         if number == engine.event:
@@ -148,9 +147,9 @@ class SimulatedFleet:
         engine.event = self._events.at(due_s, self._due, engine) if due_s < inf else -1
 
     def _report(self, engine: Engine, flight: Flight, finish: Finish) -> None:
-        position = flight.position
-        outcome, changes = self._ledger.report(position, segment(flight.runs, finish, engine.id), engine.id)
-        self._ledger.apply(*changes)
+        ledger, position = self._ledger, flight.position
+        outcome, changes = ledger.report(position, segment(flight.runs, finish, engine.id), engine.id)
+        ledger.apply(*changes)
         self.in_flight -= 1
         if finish is CUT:
             self._dry = False
@@ -175,7 +174,7 @@ class SimulatedFleet:
                     continue
                 self.in_flight += 1
                 engine.advance(self._events.now_s)
-                engine.join(self._flight(lease))
+                engine.join([self._flight(lease)])
                 self._schedule(engine)
             return
 

@@ -15,16 +15,18 @@ _FLOATS: F32 = np.zeros(LONGEST_TOKENS, np.float32)
 
 class SimulatedSegment(Segment):
     """Its arrays are valid by construction and not looked at again: the check costs more than all else that is simulated.
-    So it is not made by its constructor, but field by field."""
+    So is what keeps it frozen while it is made, which it therefore is not."""
 
     __slots__ = ("runs",)
-    runs: Sequence[Run]
+    __setattr__ = object.__setattr__
 
-
-_new = object.__new__
-_set_tokens, _set_logprobs, _set_versions, _set_finish, _set_engine, _set_runs = (
-    getattr(SimulatedSegment, name).__set__ for name in ("tokens", "logprobs", "versions", "finish", "engine", "runs")
-)
+    def __init__(self, tokens: I32, logprobs: F32, versions: I32, finish: Finish, engine: str, runs: Sequence[Run]) -> None:
+        self.tokens = tokens  # type: ignore[misc]
+        self.logprobs = logprobs  # type: ignore[misc]
+        self.versions = versions  # type: ignore[misc]
+        self.finish = finish  # type: ignore[misc]
+        self.engine = engine  # type: ignore[misc]
+        self.runs = runs
 
 
 def segment(runs: Sequence[Run], finish: Finish, engine: str) -> SimulatedSegment:
@@ -35,14 +37,7 @@ def segment(runs: Sequence[Run], finish: Finish, engine: str) -> SimulatedSegmen
         versions = _of_versions(runs)
         n = len(versions)
     tokens, logprobs = _contents(n)
-    made = _new(SimulatedSegment)
-    _set_tokens(made, tokens)
-    _set_logprobs(made, logprobs)
-    _set_versions(made, versions)
-    _set_finish(made, finish)
-    _set_engine(made, engine)
-    _set_runs(made, runs)
-    return made
+    return SimulatedSegment(tokens, logprobs, versions, finish, engine, runs)
 
 
 def prompt(index: int, tokens: int) -> Prompt:

@@ -105,7 +105,7 @@ def test_an_engine_in_closed_form_ends_sequences_when_a_step_by_step_one_does(le
     engine = Engine("e", engine_speeds(8), concurrency=8, node=0)
     flights = [flight(n, group=i) for i, n in enumerate(lengths)]
     for one in flights:
-        engine.join(one)
+        engine.join([one])
     ends: dict[int, float] = {}
     while engine.running:
         engine.advance(engine.due_s())
@@ -119,7 +119,7 @@ def test_a_push_keeps_the_tokens_with_their_versions_and_costs_their_prefill() -
     speeds = engine_speeds(8, decode_s_per_context_token=0.0, prefill_s_per_token=0.001)
     engine = Engine("e", speeds, concurrency=8, node=0)
     one = flight(100)
-    engine.join(one)  # prefill: 0.1 s, then 0.011 s a token
+    engine.join([one])  # prefill: 0.1 s, then 0.011 s a token
     engine.advance(0.1 + 40.5 * 0.011)
     engine.push(version=1, resume_s=engine.now_s + 2.0)
     assert one.runs == [(0, 40)]
@@ -133,7 +133,7 @@ def test_a_full_cache_retracts_the_youngest_and_all_end_with_their_tokens() -> N
     engine = Engine("e", engine_speeds(8, kv_tokens=2000), concurrency=8, node=0)
     flights = [flight(500, group=i) for i in range(6)]
     for one in flights:
-        engine.join(one)
+        engine.join([one])
     assert engine.running < 6
     landed: list[Flight] = []
     while engine.in_flight:
@@ -147,10 +147,10 @@ def test_a_full_cache_retracts_the_youngest_and_all_end_with_their_tokens() -> N
 def test_a_shared_prompt_is_prefilled_once_until_a_push() -> None:
     speeds = engine_speeds(8, prefill_s_per_token=0.01)
     engine = Engine("e", speeds, concurrency=8, node=0)
-    engine.join(flight(10, group=1))
-    engine.join(flight(10, group=1))
+    engine.join([flight(10, group=1)])
+    engine.join([flight(10, group=1)])
     assert engine.resume_s == pytest.approx(1.0)
-    engine.join(flight(10, group=2))
+    engine.join([flight(10, group=2)])
     assert engine.resume_s == pytest.approx(2.0)
     engine.push(version=1, resume_s=5.0)
     assert engine.resume_s == pytest.approx(7.0)
