@@ -13,6 +13,10 @@ from conf.schema import RunConfig
 
 UserError = (HydraException, OmegaConfBaseException)
 
+NO_MEMBER = re.compile(r"Could not find '([^']+)/([^'/]+)'")
+MEMBERS = re.compile(r"Available options in '[^']+':((?:\n\t\S+)+)")
+SEVERAL = re.compile(r"Ambiguous value for argument '([^'=]+)=([^']*)'")
+NO_LIST = "is not a ListConfig"
 OVERRIDDEN = re.compile(r"Could not override '([^']+)'")
 FULL_KEY = re.compile(r"full_key: (\S+)")
 UNKNOWN_KEY = re.compile(r"not in struct|Key '[^']*' not in")
@@ -29,9 +33,19 @@ def one_line(error: BaseException) -> str:
         return f"{error.override}: cannot be read as KEY=VALUE ({text.splitlines()[0]})"
     if "You must specify" in text:
         return "choose an experiment (experiment=debug), or a model and data (model=… data=…)"
+    if found := SEVERAL.search(text):
+        key, values = found[1], found[2]
+        return f"{key}={values}: one run takes one value; for a run each put -m before it, for a list write {key}=[{values}]"
+    if (found := NO_MEMBER.search(text)) and (listed := MEMBERS.search(text)):
+        members = listed[1].split()
+        close = difflib.get_close_matches(found[2], members, n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}? " if close else ""
+        return f"{found[1]}={found[2]}: there is none of this name; {meant}there are {', '.join(members)}"
     key = next((found[1] for pattern in (OVERRIDDEN, FULL_KEY) if (found := pattern.search(text))), "")
     if key and UNKNOWN_KEY.search(text):
         return f"{key}: no such setting{_suggestion(key)}"
+    if key and NO_LIST in text:
+        return f"{key}: must be a list, as in {key}=[a,b]"
     lines = dict.fromkeys(re.sub(r"^In '[^']*': ", "", line.strip()) for line in text.splitlines())
     said = " ".join(line for line in lines if line and not line.startswith(FOR_PROGRAMMERS))
     return f"{key}: {said}" if key else said
@@ -45,7 +59,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _suggestion(key: str) -> str:
-    known = _keys(RunConfig)
+    known = [*_keys(RunConfig), *(item.name for item in fields(RunConfig)), "experiment"]
     same_leaf = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
     close = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ": conf/schema.py lists them all"

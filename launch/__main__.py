@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import fields
 from math import nan
 from pathlib import Path
 
@@ -74,8 +75,13 @@ def _one_of_a_sweep(composed: DictConfig) -> float:
     return outcome
 
 
-def _check_sweep(words: list[str]) -> None:
-    """Its jobs name themselves and lie together, so what says where a run is would do nothing. Raises ConfigError."""
+def _check_words(words: list[str]) -> None:
+    """What would do nothing, or be taken for something else. Raises ConfigError."""
+    groups = {"experiment", *(item.name for item in fields(RunConfig))}
+    for word in words:
+        if word.startswith("--") and re.split("[.=]", word[2:])[0] in groups:
+            raise ConfigError(f"{word}: settings are given without dashes, {word[2:]}")
+    # Jobs of a sweep name themselves and lie together.
     if {"-m", "--multirun"} & set(words):
         for word in words:
             if word.startswith(("output=", "name=", "resume=")):
@@ -145,7 +151,7 @@ def main() -> int:
     if OPTUNA in sys.argv:
         sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
     try:
-        _check_sweep(sys.argv[1:])
+        _check_words(sys.argv[1:])
         if resumed:
             _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])
         else:

@@ -252,7 +252,10 @@ class Lifecycle:
             life.left, life.due_s = False, now
         why = f"after {failure.cause.how}" if failure.cause is not None and not failure.for_node else "without the lost node"
         nodes = ", ".join(dict.fromkeys(life.process.node for life in self._trainers()))
-        actions.append(Say(text=f"the trainer starts again {why}, on {nodes}, from its checkpoint of version {self._version}"))
+        start = (
+            f"from its checkpoint of version {self._version}" if self._version else "from the beginning: it has no checkpoint yet"
+        )
+        actions.append(Say(text=f"the trainer starts again {why}, on {nodes}, {start}"))
         return actions + self._start_due(now)
 
     def _trainer_obituary(self, cause: Cause) -> str:

@@ -100,6 +100,7 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
     began_at: the version of the newest checkpoint when this life of the run began; one that added none would repeat itself.
     """
     newest = newest_checkpoint(run_dir / CHECKPOINTS)
+    start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
     how_to_go_on = f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
     match end.outcome:
         case Outcome.INTERRUPTED:
@@ -111,10 +112,10 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
                 f"more: its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_go_on}"
             )
         case Outcome.SAVED | Outcome.SHORT if job is not None and job.restarts < config.cluster.requeues:
-            say(f"the job is requeued and will go on from version {newest}. {end.why}".rstrip())
+            say(f"the job is requeued and will go on from {start}. {end.why}".rstrip())
             requeue(job)
         case Outcome.SAVED if job is None:
-            say(f"saved version {newest}; {how_to_go_on}")
+            say(f"saved version {newest}; {how_to_go_on}" if newest else f"nothing was saved yet; {how_to_go_on}")
         case Outcome.SAVED | Outcome.SHORT:
             raise RunFailed(f"the job was requeued {config.cluster.requeues} times (cluster.requeues). {end.why}\n{how_to_go_on}")
         case Outcome.FAILED:

@@ -136,13 +136,18 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("+rollout.engine=3", "rollout.engine: no such setting; did you mean rollout.engines?"),
         ("rolout.engines=3", "rolout.engines: no such setting; did you mean rollout.engines?"),
         ("rollout.engines=many", "rollout.engines: Value 'many' of type 'str' could not be converted to Integer"),
-        ("data.train=file", "data.train: Invalid value assigned: str is not a ListConfig, list or tuple."),
+        ("data.train=file", "data.train: must be a list, as in data.train=[a,b]"),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
         (
             "model=unknown",
-            "Could not find 'model/unknown' Available options in 'model': "
-            "debug folder kestrel_32b qwen2_5_coder_32b qwen3_32b smollm2",
+            "model=unknown: there is none of this name; there are "
+            "debug, folder, kestrel_32b, qwen2_5_coder_32b, qwen3_32b, smollm2",
         ),
+        (
+            "algo=grop",
+            "algo=grop: there is none of this name; did you mean grpo? there are cispo, dapo, default, dr_grpo, grpo, gspo, rloo",
+        ),
+        ("modle=debug", "modle: no such setting; did you mean model?"),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],
 )
