@@ -22,6 +22,7 @@
 # --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
 # --no-kill: a lost node does not end the job; the launcher goes on without it.
 set -euo pipefail
+trap '' USR1 # a signal to save must not end this shell
 
 # Slurm runs a copy of this script; where the original lies it knows.
 # Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
@@ -39,7 +40,9 @@ case " $*" in
   *) set -- experiment=kestrel_256 "$@" ;;
 esac
 
-# Until the launcher listens for it, a signal to save must not end it.
-trap '' USR1
-# In the place of this shell, so that Slurm's signals reach the launcher itself.
-exec "$python" -m launch cluster.kind=slurm "$@"
+# In the place of this shell, so that Slurm's signals reach the launcher itself; one to save waits until it listens.
+hold='import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])'
+exec "$python" -S -c "$hold" "$python" -m launch cluster.kind=slurm "$@"

@@ -9,7 +9,8 @@ code 2, or three failures soon after its start): then its node is given up if th
 the run is. A trainer process that fails, or whose node is lost, takes the whole
 trainer with it: all of it is stopped, the processes are placed anew on the nodes that are left, and it starts again,
 from its last checkpoint by itself. Whether a node was the cause is known only when every other node was heard after the
-failure, so that is waited for. What is to run somewhere else is stopped there first.
+failure, so that is waited for. What is to run somewhere else is stopped there first. A trainer that saves before the end
+is all that counts: what else is lost or fails meanwhile is let go.
 
 Asked to save, the trainer writes a checkpoint and ends with 0, and so does the run, to be gone on with.
 """
@@ -17,6 +18,7 @@ Asked to save, the trainer writes a checkpoint and ends with 0, and so does the 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from launch.placement import Process, Restart, TooFewNodes
 
@@ -26,6 +28,7 @@ CANNOT_START = 2  # exit code of a process that was started wrongly: starting it
 EARLY_S = 30.0
 EARLY_FAILURES = 3
 TELL_AGAIN_S = 10.0
+ENDING_S = 60.0  # to end everything and to have the job requeued, after the save
 
 
 class Outcome(StrEnum):
@@ -128,6 +131,8 @@ class Lifecycle:
         self._trainer_restarts = 0
         self._failure: _Failure | None = None
         self._deadline_s = 0.0  # of saving and of closing
+        self._save_s = 0.0  # how long it had for that
+        self._saves = False  # was told to save
         self._tell_s = 0.0  # when to tell the trainer again
         self.phase = Phase.RUNNING
 
@@ -165,23 +170,32 @@ class Lifecycle:
         actions: list[Action] = [Say(text=f"{node} is lost ({why}); it had {_names(hit) or 'nothing to do'}")]
         if self.phase in (Phase.CLOSING, Phase.OVER):
             return actions
+        if self.phase is Phase.SAVING:
+            for life in hit:
+                life.left = True
         if any(life.process.node == node and life.process.role == "trainer" for life in self._lives.values()):
             return actions + self._mend(_Failure(at_s=now, cause=None, for_node=True))
-        return actions if self.phase is Phase.MENDING else actions + self._place_anew(now)
+        return actions + self._place_anew(now) if self.phase is Phase.RUNNING else actions
 
     def progressed(self, version: int) -> None:
         """The newest checkpoint is of this version."""
         if version > self._version:
             self._version, self._trainer_restarts = version, 0
 
-    def save(self, now: float) -> list[Action]:
-        """The time is nearly up: the trainer writes a checkpoint and ends."""
-        if self.phase is Phase.MENDING:
-            return self._over(Outcome.SAVED, "the trainer was being started again")
-        if self.phase is not Phase.RUNNING:
+    def save(self, now: float, left_s: float = inf) -> list[Action]:
+        """The time is nearly up: the trainer writes a checkpoint and ends. `left_s`: until nothing can run any more.
+
+        A trainer that is being mended has nothing to save, but may be found unable to go on at all.
+        """
+        if self._saves or self.phase not in (Phase.RUNNING, Phase.MENDING):
             return []
-        self.phase, self._deadline_s = Phase.SAVING, now + self._rules.save_s
-        return [Say(text="the trainer is told to save and to end"), *self._tell(now)]
+        self._saves = True
+        self._save_s = min(self._rules.save_s, max(left_s - ENDING_S, left_s / 2))
+        self._deadline_s = now + self._save_s
+        if self.phase is Phase.MENDING:
+            return []
+        self.phase = Phase.SAVING
+        return [Say(text=f"the trainer is told to save and to end, within {self._save_s:.0f} s"), *self._tell(now)]
 
     def interrupt(self) -> list[Action]:
         return self._over(Outcome.INTERRUPTED)
@@ -194,7 +208,7 @@ class Lifecycle:
             case Phase.CLOSING:
                 return self._closing(now)
             case Phase.SAVING if now > self._deadline_s:
-                return self._over(Outcome.SAVED, f"the trainer did not save within {self._rules.save_s:g} s")
+                return self._over(Outcome.SAVED, f"the trainer did not save within {self._save_s:.0f} s")
             case Phase.RUNNING | Phase.SAVING:
                 return self._start_due(now) + (self._tell(now) if self.phase is Phase.SAVING and now >= self._tell_s else [])
         return []
@@ -237,13 +251,16 @@ class Lifecycle:
     def _mending(self, now: float, heard_s: float) -> list[Action]:
         failure = self._failure
         assert failure is not None
-        if any(life.running for life in self._trainers()) or heard_s < failure.at_s:
+        is_open = any(life.running for life in self._trainers()) or heard_s < failure.at_s
+        if is_open and not (self._saves and now > self._deadline_s):
             return []
         if failure.cause is not None and not failure.for_node and not failure.counted:
             if failure.cause.code == CANNOT_START or self._trainer_restarts >= self._rules.trainer_restarts:
                 return self._over(Outcome.FAILED, self._trainer_obituary(failure.cause))
             self._trainer_restarts += 1
             failure.counted = True
+        if self._saves:
+            return self._over(Outcome.SAVED, "the trainer was being started again")
         actions = self._place_anew(now)
         if self.phase is Phase.OVER or self._gone or any(life.stopping for life in self._lives.values()):
             return actions  # the trainer may need the place of what is still ending
@@ -273,6 +290,9 @@ class Lifecycle:
         limit = self._rules.worker_restarts
         cannot_run = cause.code == CANNOT_START or not life.process.restartable or life.early_failures >= EARLY_FAILURES
         if cannot_run or life.restarts >= limit:
+            if self.phase is Phase.SAVING:
+                life.left = True
+                return [Say(text=f"{cause.how}; the run is about to end, so it is not started again")]
             if self._is_elsewhere_fine(life, now):
                 return self._leave_node(life.process.node, cause, now)
             after = "" if cannot_run else f"after {life.restarts} restarts (cluster.worker_restarts): "

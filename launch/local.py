@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import TracebackType
 
@@ -91,6 +92,9 @@ class LocalHost:
 
     def heard_s(self) -> float:
         return time.monotonic()
+
+    def left_s(self) -> float:
+        return inf
 
     def end_all(self, hurry: Callable[[], bool]) -> None:
         living = [running.popen for running in self._running.values()]

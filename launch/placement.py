@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
@@ -39,6 +40,11 @@ class Node:
     address: str  # where the other nodes reach it
     gpus: int = 0
     visible: tuple[str, ...] = ()  # what CUDA_VISIBLE_DEVICES calls them; (): by their numbers
+
+
+def cuda_devices(said: str) -> tuple[str, ...]:
+    """The names in a CUDA_VISIBLE_DEVICES, up to the first that is none, as CUDA reads it."""
+    return tuple(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), (name.strip() for name in said.split(","))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

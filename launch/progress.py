@@ -1,18 +1,21 @@
 """What a run shows: what happens before the first step, a line a step, restarts, and where things are at the end.
 
 The source is `metrics.jsonl`, read as it grows, and, for what comes before its first line, whether the engines listen.
-On a terminal the last line is a live status; elsewhere there are plain lines only.
+On a terminal the last line is a live status; elsewhere there are plain lines only. Whatever is wrong with what it reads,
+the run goes on.
 """
 
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import fmean, median
 from typing import Any, TextIO
 
@@ -24,6 +27,7 @@ METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 HEADER_EVERY = 20
 PROBE_S = 1.0
+CONNECT_S = 0.5
 QUIET_S = 30.0  # off a terminal: a sign of life so often
 LAST_STEPS = 5
 
@@ -63,7 +67,7 @@ def row(line: Metrics, steps: int) -> str:
     cells = [f"{line['step']}/{steps}".rjust(STEP_WIDTH)]
     for column in COLUMNS:
         value = line.get(column.key)
-        cells.append(f"{value:{column.form}}".rjust(column.width) if value is not None else " " * column.width)
+        cells.append((f"{value:{column.form}}" if isinstance(value, int | float) else "").rjust(column.width))
     return " ".join(cells).rstrip()
 
 
@@ -71,27 +75,40 @@ class MetricsFile:
     """The lines of metrics.jsonl, as they come; a line that is still being written waits.
 
     A trainer that resumes replaces the file, without the steps that it will do again; so a line is new by its time.
+    A line that is damaged, by a full disk or two writers, is left out and told to `warn`.
     """
 
-    def __init__(self, path: Path, *, from_start: bool) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, from_start: bool, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._path, self._warn = path, warn
         self._inode = 0
         self._offset = 0
         self._newest_s = 0.0 if from_start else time.time()
 
     def new_lines(self) -> list[Metrics]:
-        if not self._path.exists():
+        try:
+            with self._path.open("rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:  # not there yet, or just being replaced on a shared file system
             return []
-        with self._path.open("rb") as file:
-            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
-                self._inode, self._offset = inode, 0
-            file.seek(self._offset)
-            data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        fresh = [line for line in map(json.loads, whole.splitlines()) if line["time"] > self._newest_s]
+        lines = (self._read(line) for line in whole.split(b"\n") if line)
+        fresh = [line for line in lines if line is not None and line["time"] > self._newest_s]
         self._newest_s = max((line["time"] for line in fresh), default=self._newest_s)
         return fresh
+
+    def _read(self, text: bytes) -> Metrics | None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
+            return line
+        self._warn(f"warning: {self._path} has a damaged line, which is left out: {text[:80]!r}")
+        return None
 
 
 class FirstTokens:
@@ -101,28 +118,54 @@ class FirstTokens:
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
-        self._before = {path: path.stat().st_size for path in self._logs()}  # of an earlier life of the run
+        self._read = {path: path.stat().st_size for path in self._logs()}  # what is there is of an earlier life of the run
 
     def found(self) -> bool:
         for path in self._logs():
-            with path.open("rb") as log:
-                log.seek(self._before.get(path, 0))
-                if self.SAID in log.read():
+            with suppress(OSError), path.open("rb") as log:
+                log.seek(self._read.get(path, 0))
+                data = log.read()
+                if self.SAID in data:
                     return True
+                self._read[path] = self._read.get(path, 0) + data.rfind(b"\n") + 1
         return False
 
     def _logs(self) -> list[Path]:
         return sorted(self._log_dir.glob("worker-*.log"))
 
 
+class Listening:
+    """Which engines listen. Asked in a thread: to look up a name, or to reach a node that is gone, may take long."""
+
+    def __init__(self, engines: Mapping[str, tuple[str, int]]) -> None:
+        self._silent = dict(engines)
+        self._found: SimpleQueue[str] = SimpleQueue()
+        self._round = threading.Thread(target=self._ask)
+
+    def new(self) -> list[str]:
+        """Those that were found to listen since the last call; the others are asked again, one round at a time."""
+        found = [self._found.get() for _ in range(self._found.qsize())]
+        for name in found:
+            del self._silent[name]
+        if self._silent and not self._round.is_alive() and self._found.empty():
+            self._round = threading.Thread(target=self._ask, daemon=True, name="listening")
+            self._round.start()
+        return found
+
+    def _ask(self) -> None:
+        for name, address in list(self._silent.items()):
+            with suppress(OSError), socket.create_connection(address, timeout=CONNECT_S):
+                self._found.put(name)
+
+
 class Progress:
     def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: TextIO, *, resumed: bool) -> None:
-        self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed)
+        self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
         self._steps = steps
         self._out = out
-        self._engines = {
-            name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")
-        }  # not yet listening
+        engines = {name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")}
+        self._starting = list(engines)
+        self._listening = Listening(engines)
         self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0
@@ -153,10 +196,9 @@ class Progress:
         self._last_step = line
 
     def _probe_engines(self) -> None:
-        for name, address in list(self._engines.items()):
-            with suppress(OSError), socket.create_connection(address, timeout=0.2):
-                del self._engines[name]
-                self.say(f"{name} listens after {self._elapsed_s():.0f} s")
+        for name in self._listening.new():
+            self._starting.remove(name)
+            self.say(f"{name} listens after {self._elapsed_s():.0f} s")
 
     def _probe_first_tokens(self) -> None:
         if self._first_tokens is not None and self._first_tokens.found():
@@ -175,7 +217,7 @@ class Progress:
     def _status(self) -> str:
         elapsed = f"  {self._elapsed_s():.0f} s:"
         if self._last_step is None:
-            before = f"starting {', '.join(self._engines)}" if self._engines else "first push, evaluation and batch"
+            before = f"starting {', '.join(self._starting)}" if self._starting else "first push, evaluation and batch"
             return f"{elapsed} {before}"
         done = int(self._last_step["step"])
         if done >= self._steps:
@@ -233,7 +275,12 @@ def summary(run_dir: Path, elapsed_s: float) -> str:
 
 def _accounting(path: Path) -> list[str]:
     """Where every generated token went, as the queue counted."""
-    counts = _with_key(json.loads(path.read_text()), "trained_tokens") if path.is_file() else None
+    try:
+        counts = _with_key(json.loads(path.read_text()), "trained_tokens")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        return [f"tokens              not known: {path} cannot be read ({error})"]
     if counts is None:
         return []
     parts = []

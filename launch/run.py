@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TextIO
 
@@ -14,7 +13,7 @@ from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
-from launch.placement import Node, Process, describe, place
+from launch.placement import Node, Process, cuda_devices, describe, place
 from launch.ports import choose_base_port
 from launch.prepare import PROJECT, RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
@@ -22,14 +21,15 @@ from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
 from launch.slurm.host import SlurmHost
-from launch.slurm.job import Job, in_batch_job, probe, requeue, this_job
+from launch.slurm.job import Job, given_gpus, in_batch_job, probe, requeue, this_job
 from launch.slurm.step import Where
-from launch.supervise import Host, Interrupted, RunFailed, supervise
+from launch.supervise import Host, Interrupted, RunFailed, Signals, supervise
 from rollout.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 LOOPBACK = "127.0.0.1"
+DEAD_LAUNCHER_S = 180.0  # for a file system to notice that the node of the job's earlier life is dead: NFS takes 90 s and more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,7 @@ class _Site:
 
     nodes: list[Node]
     host: Callable[[Path], Host]  # from the folder of the logs
+    is_free: Callable[[int], bool]  # a port
     job: Job | None = None  # of Slurm
 
 
@@ -47,6 +48,13 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     Raises ConfigError, PrepareError, SlurmError before anything is started, RunFailed and Interrupted after.
     """
 
+    with Signals() as signals:
+        return _execute(config, run_dir, signals, write=write, resumed=resumed, out=out)
+
+
+def _execute(
+    config: RunConfig, run_dir: Path, signals: Signals, *, write: Callable[[], None], resumed: bool, out: TextIO
+) -> float:
     def say(text: str) -> None:
         print(text, file=out, flush=True)
 
@@ -54,21 +62,22 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     check_run_dir(run_dir, resumed=resumed)
     site = _site(config)
     prepare(RECIPES[config.model.prepare], say)
-    base_port = _base_port(config, run_dir, site)
+    base_port = choose_base_port(run_dir, config, site.is_free, job=site.job.id if site.job else None)
 
     def placed(lost: frozenset[str]) -> list[Process]:
         return place(config, run_dir, site.nodes, base_port, lost=lost)
 
     processes = placed(frozenset())
     check_before_start(config, run_dir, processes, say)
-    with held(run_dir):
+    is_second_life = site.job is not None and site.job.restarts > 0
+    with held(run_dir, patience_s=DEAD_LAUNCHER_S if is_second_life else 0.0, say=say):
         began_at = newest_checkpoint(run_dir / CHECKPOINTS)
         write()
         RunKeys.create(run_dir)
         say(f"{'resuming' if resumed else 'run'} {run_dir}: {_counts(processes)}, logs in {run_dir / LOGS}")
         progress = Progress(run_dir, config.trainer.steps, processes, out, resumed=resumed)
         try:
-            end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress)
+            end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress, signals)
         finally:
             write_report(run_dir)
     _settle(end, config, run_dir, site.job, progress.say, began_at=began_at)
@@ -77,7 +86,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     return outcome(read_metrics(run_dir))
 
 
-def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, progress: Progress) -> End:
+def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, progress: Progress, signals: Signals) -> End:
     recoveries = Recoveries(run_dir, progress.say)
 
     def tick() -> None:
@@ -87,6 +96,7 @@ def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, 
     return supervise(
         life,
         site.host(run_dir / LOGS),
+        signals,
         progress.say,
         tick=tick,
         newest=lambda: newest_checkpoint(run_dir / CHECKPOINTS),
@@ -146,20 +156,15 @@ def _site(config: RunConfig) -> _Site:
                 f"cluster.nodes={config.cluster.nodes}: with cluster.kind=local a run has this machine only; "
                 "dry_run=true shows the placement of a larger one, sbatch launch/kestrel_256.sh starts it"
             )
-        return _Site(nodes=local_nodes(config), host=LocalHost)
+        return _Site(nodes=local_nodes(config), host=LocalHost, is_free=port_is_free)
     job = this_job(config.cluster.gpus_per_node)
+    probed = probe(job.nodes, config.cluster.srun_args)
+    nodes = given_gpus(job.nodes, probed) if config.cluster.device == "cuda" else job.nodes
 
     def host(log_dir: Path) -> SlurmHost:
         return SlurmHost(job, Where(cluster=config.cluster, folders=(Path.cwd(), PROJECT, log_dir.parent)), log_dir)
 
-    return _Site(nodes=list(job.nodes), host=host, job=job)
-
-
-def _base_port(config: RunConfig, run_dir: Path, site: _Site) -> int:
-    if site.job is None:
-        return choose_base_port(run_dir, config, port_is_free)
-    taken = probe(site.job.nodes, config.cluster.srun_args)
-    return choose_base_port(run_dir, config, lambda port: port not in taken, job=site.job.id)
+    return _Site(nodes=list(nodes), host=host, is_free=lambda port: port not in probed.taken, job=job)
 
 
 def dry_run(config: RunConfig) -> str:
@@ -200,10 +205,8 @@ def gpus_found() -> int:
 
 def visible_gpus() -> tuple[str, ...] | None:
     """The names in CUDA_VISIBLE_DEVICES, by which whoever started this gave it a share of the machine; None: no word of it."""
-    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
-        return None
-    names = tuple(name.strip() for name in said.split(","))
-    return tuple(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names))  # as CUDA reads it
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if said is None else cuda_devices(said)
 
 
 def with_device(config: RunConfig) -> RunConfig:

@@ -18,7 +18,7 @@ from launch.child import end_group, start_guarded
 from launch.lifecycle import Cause
 from launch.logs import cause_of_end, last_lines, start_line
 from launch.placement import Process
-from launch.slurm.job import Job
+from launch.slurm.job import Job, time_left_s
 from launch.slurm.nodes import NodeWatch, end_step
 from launch.slurm.step import Where, deputy_command, exit_code, step_command, step_id
 from launch.supervise import TICK_S, Ended, NodeLost
@@ -71,7 +71,9 @@ class SlurmHost:
         if len(self._job.nodes) > 1:
             cluster, names = self._where.cluster, [node.name for node in self._job.nodes]
             with (self._log_dir / "deputy.log").open("ab") as log:
-                command = deputy_command(self._job.id, names, cluster.requeues - self._job.restarts, cluster.srun_args)
+                command = deputy_command(
+                    self._job.id, names, restarts=self._job.restarts, requeues=cluster.requeues, srun_args=cluster.srun_args
+                )
                 self._deputy = start_guarded(command, {}, output=log.fileno())
         return self
 
@@ -113,6 +115,9 @@ class SlurmHost:
 
     def heard_s(self) -> float:
         return self._nodes.heard_s()
+
+    def left_s(self) -> float:
+        return time_left_s(self._job)
 
     def end_all(self, hurry: Callable[[], bool]) -> None:
         living = [running for running in self._running.values() if running.popen.poll() is None]

@@ -5,15 +5,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from conf.schema import ConfigError
-from launch.placement import Node
+from launch.placement import Node, cuda_devices
 from launch.slurm.step import probe_command
 
 ASK_S = 60.0
+TIME_LEFT_S = 15.0
 PROBE_S = 180.0
 PROBE = Path(__file__).with_name("probe.py")
 
@@ -83,16 +85,56 @@ def requeue(job: Job) -> None:
     ask("scontrol", "requeue", str(job.id))
 
 
-def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> frozenset[int]:
-    """The ports that are taken on any of the nodes. Raises SlurmError."""
+def time_left_s(job: Job) -> float:
+    """Until Slurm ends the job; inf if it has no limit, or Slurm does not say."""
+    try:
+        return parse_duration_s(ask("squeue", "--noheader", "--jobs", str(job.id), "--format", "%L", timeout_s=TIME_LEFT_S))
+    except SlurmError:
+        return inf
+
+
+def parse_duration_s(text: str) -> float:
+    """Slurm's `1-02:03:04`, `2:03:04` or `3:04` in seconds; inf for a word, as UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if found is None:
+        return inf
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probed:
+    """What the job finds on its nodes."""
+
+    taken: frozenset[int]  # ports, on any of them
+    gpus: Mapping[str, tuple[str, ...]]  # of each node where Slurm hands out GPUs, those that are the job's
+
+
+def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> Probed:
+    """Asks every node. Raises SlurmError."""
     names = [node.name for node in nodes]
     return read_probe(ask(*probe_command(names, [sys.executable, "-S", str(PROBE)], srun_args), timeout_s=PROBE_S), names)
 
 
-def read_probe(text: str, names: Sequence[str]) -> frozenset[int]:
+def read_probe(text: str, names: Sequence[str]) -> Probed:
     """Reads what the probes printed, a line a node. Raises SlurmError."""
     answers = [json.loads(line) for line in text.splitlines() if line.startswith("{")]  # a site's prolog may speak too
-    said: dict[str, list[int]] = {answer["node"]: answer["taken"] for answer in answers}
+    said = {answer["node"]: answer for answer in answers}
     if silent := [name for name in names if name not in said]:
         raise SlurmError(f"no word from {', '.join(silent)} before the start")
-    return frozenset(port for taken in said.values() for port in taken)
+    return Probed(
+        taken=frozenset(port for answer in said.values() for port in answer["taken"]),
+        gpus={name: cuda_devices(answer["gpus"]) for name, answer in said.items() if answer["gpus"] is not None},
+    )
+
+
+def given_gpus(nodes: Sequence[Node], probed: Probed) -> tuple[Node, ...]:
+    """The nodes with the names of those of their GPUs that are the job's, as many as the run wants. Raises ConfigError."""
+    for node in nodes:
+        if len(names := probed.gpus.get(node.name, ())) < node.gpus and node.name in probed.gpus:
+            raise ConfigError(
+                f"the run wants {node.gpus} GPUs on {node.name}, and Slurm gave the job {len(names)} there "
+                f"(CUDA_VISIBLE_DEVICES={','.join(names)}): ask for them (sbatch --gpus-per-node={node.gpus}), or set "
+                f"cluster.gpus_per_node={len(names)}"
+            )
+    return tuple(replace(node, visible=probed.gpus.get(node.name, ())) for node in nodes)

@@ -17,7 +17,8 @@ from launch.slurm.step import beat_command
 POLL_S = 5.0  # between two looks at what Slurm says
 ANSWER_S = 30.0  # for Slurm to say it
 BEAT_AGAIN_S = 5.0  # before the heartbeat's step is started again, should it end
-DOWN = ("down", "fail", "unknown")
+DOWN = ("down", "fail")  # `failing` is about to, and works; `unknown` are all for a moment when slurmctld has just started
+FLAGS = "*~#!%$@^-+"  # that Slurm may add to a state
 
 
 class NodeWatch:
@@ -106,7 +107,7 @@ class NodeWatch:
 def down_nodes(lines: Sequence[str]) -> dict[str, str]:
     """Of lines `node state`, as sinfo prints them, those nodes on which nothing can run."""
     pairs = (line.split() for line in lines)
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].startswith(DOWN)}
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].rstrip(FLAGS) in DOWN}
 
 
 class _Command:

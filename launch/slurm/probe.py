@@ -1,6 +1,9 @@
-"""The TCP ports that somebody listens on; a script of its own, run on every node of a Slurm job by a step.
+"""What a Slurm job finds on a node; a script of its own, run on every node by a step.
 
-python launch/slurm/probe.py     ->  {"node": "n2", "taken": [21000, …]}
+python launch/slurm/probe.py     ->  {"node": "n2", "taken": [21000, …], "gpus": "4,5"}
+
+taken: the TCP ports that somebody listens on. gpus: CUDA_VISIBLE_DEVICES as Slurm set it for the step, the GPUs that are the
+job's; null if Slurm hands out none.
 """
 
 import json
@@ -23,4 +26,5 @@ def listening(tables: list[Path]) -> set[int]:
 
 if __name__ == "__main__":
     taken = sorted(listening([Path("/proc/net/tcp"), Path("/proc/net/tcp6")]))
-    print(json.dumps({"node": os.environ["SLURMD_NODENAME"], "taken": taken}), flush=True)
+    said = {"node": os.environ["SLURMD_NODENAME"], "taken": taken, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    print(json.dumps(said), flush=True)

@@ -97,10 +97,13 @@ def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[st
     return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", *srun_args, "bash", "-c", loop]
 
 
-def deputy_command(job: int, nodes: Sequence[str], requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
-    """A step on a few nodes that looks after the first one, where the batch script runs; `requeues` are left (deputy.sh)."""
-    deputies = _on_each(nodes[1 : 1 + DEPUTIES])
-    return ["srun", *SURVIVING, *deputies, "--job-name=deputy", *srun_args, str(DEPUTY), str(job), nodes[0], str(requeues)]
+def deputy_command(job: int, nodes: Sequence[str], *, restarts: int, requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
+    """A step on a few nodes that looks after the first one, where the batch script runs (deputy.sh).
+
+    restarts: of the job, which tell its lives apart; it has `requeues` in all.
+    """
+    deputies = [*_on_each(nodes[1 : 1 + DEPUTIES]), "--job-name=deputy", *srun_args]
+    return ["srun", *SURVIVING, *deputies, str(DEPUTY), str(job), nodes[0], str(restarts), str(requeues - restarts)]
 
 
 def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:

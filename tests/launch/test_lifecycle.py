@@ -282,6 +282,71 @@ def test_trainer_that_does_not_save_in_time_is_not_waited_for() -> None:
     assert world.end is not None and world.end.outcome is Outcome.SAVED
 
 
+@pytest.mark.parametrize("lost", [["n2"], ["n2", "n3"]])
+def test_fleet_that_is_lost_while_the_trainer_saves_does_not_end_the_save(lost: list[str]) -> None:
+    world = World(nodes=4)
+    world.do(world.life.save(world.now))
+    for node in lost:
+        world.loses(node)
+        world.ticks()
+    assert world.end is None and set(world.nodes_of("trainer")) == {"n0", "n1"}
+    assert not set(lost) & {process.node for process in world.running.values()}
+    world.life.progressed(7)
+    world.ends("trainer-0", OK)
+    world.ends("trainer-1", OK)
+    assert world.end is not None and world.end.outcome is Outcome.SAVED
+
+
+@pytest.mark.parametrize("name", ["rollout-0", "judge-0", "queue-0"])
+def test_worker_that_cannot_start_while_the_trainer_saves_does_not_end_the_save(name: str) -> None:
+    world = World(nodes=4)
+    world.do(world.life.save(world.now))
+    world.ends(name, Cause(code=CANNOT_START, how=f"{name} ended with exit code 2"))
+    world.ticks(EARLY_S)
+    assert world.end is None and name not in world.running
+    world.loses("n1")
+    assert world.end is not None and world.end.outcome is Outcome.SAVED
+
+
+@pytest.mark.parametrize("code", [CANNOT_START, 1])
+@pytest.mark.parametrize("heard", [True, False])
+def test_order_to_save_does_not_turn_a_failed_run_into_one_that_saved(code: int, heard: bool) -> None:
+    world = World(rules=replace(RULES, trainer_restarts=0))
+    world.ends("trainer-0", Cause(code=code, how=f"trainer-0 ended with exit code {code}"))
+    world.do(world.life.save(world.now))
+    assert world.end is None
+    if heard:
+        world.what_is_to_stop_ends()
+        world.ticks()
+    else:  # nobody can say whether a node was the reason, and time is up
+        world.do(world.life.tick(world.now + RULES.save_s + 1, world.heard_s - 1))
+    assert world.end is not None and world.end.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("for_node", [True, False])
+def test_trainer_that_is_being_mended_when_it_is_to_save_is_not_started_again(for_node: bool) -> None:
+    world = World()
+    if for_node:
+        world.loses("n1")
+    else:
+        world.ends("trainer-0", KILLED)
+    world.do(world.life.save(world.now))
+    world.what_is_to_stop_ends()
+    world.ticks()
+    assert world.nodes_of("trainer") == []
+    assert world.end is not None and world.end.outcome is Outcome.SAVED
+
+
+@pytest.mark.parametrize(("left_s", "save_s"), [(10_000.0, RULES.save_s), (300.0, 240.0), (60.0, 30.0)])
+def test_save_ends_before_the_job_does(left_s: float, save_s: float) -> None:
+    world = World()
+    world.do(world.life.save(world.now, left_s))
+    world.ticks(save_s - 1)
+    assert world.end is None
+    world.ticks(2)
+    assert world.end is not None and world.end.outcome is Outcome.SAVED and f"within {save_s:.0f} s" in world.end.why
+
+
 EVENT = st.sampled_from(["crash", "stop", "node", "tick", "save", "progress"])
 
 

@@ -15,7 +15,7 @@ import pytest
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import GRACE_S, LocalHost
 from launch.placement import GUARD, Process, Restart
-from launch.supervise import Ended, supervise
+from launch.supervise import Ended, Signals, supervise
 
 FOREVER = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -38,7 +38,8 @@ def life_of(processes: list[Process], *, restarts: int = 5, closing_s: float = 5
 
 def run(processes: list[Process], log_dir: Path, **rules: float) -> tuple[End, list[str]]:
     said: list[str] = []
-    end = supervise(life_of(processes, **rules), LocalHost(log_dir, grace_s=1.0), said.append)  # type: ignore[arg-type]
+    with Signals() as signals:
+        end = supervise(life_of(processes, **rules), LocalHost(log_dir, grace_s=1.0), signals, said.append)  # type: ignore[arg-type]
     return end, said
 
 
@@ -184,9 +185,10 @@ sys.path.insert(0, {tests!r})
 from test_local import DEAF, FOREVER, fake
 from launch.local import LocalHost
 from launch.placement import Process
-from launch.supervise import supervise
+from launch.supervise import Signals, supervise
 from test_local import life_of
-end = supervise(life_of({processes}), LocalHost(Path({log_dir!r}), grace_s={grace_s}), print)
+with Signals() as signals:
+    end = supervise(life_of({processes}), LocalHost(Path({log_dir!r}), grace_s={grace_s}), signals, print)
 sys.exit({{"interrupted": 130, "saved": 75}}[end.outcome])
 """
 

@@ -2,8 +2,11 @@ import io
 import json
 import math
 import socket
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from launch.placement import Process
 from launch.progress import MetricsFile, Progress, outcome, read_metrics, row, summary
@@ -73,17 +76,72 @@ def test_first_tokens_are_announced_once_and_those_of_an_earlier_life_do_not_cou
     assert out.getvalue().count("first tokens after") == 1
 
 
-def test_engine_that_listens_is_announced_once(tmp_path: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        process = Process(role="rollout", name="rollout-0", node="here", argv=("x",), ports={"engine-0": server.getsockname()[1]})
-        out = io.StringIO()
-        progress = Progress(tmp_path, 5, [process], out, resumed=False)
-        progress.tick()
+def ticks(progress: Progress, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         progress._next_probe_s = 0.0
         progress.tick()
-    assert out.getvalue() == "engine-0 listens after 0 s\n"
+        time.sleep(0.02)
+
+
+def engine(name: str, address: str, port: int) -> Process:
+    return Process(role="rollout", name="rollout-0", node="here", address=address, argv=("x",), ports={name: port})
+
+
+def test_engine_that_listens_is_announced_once_while_others_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "gone":
+            answered.wait(10)
+            raise OSError("no route")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    out = io.StringIO()
+    progress = Progress(tmp_path, 5, [engine("engine-0", "here", 1), engine("engine-1", "gone", 1)], out, resumed=False)
+    began_s = time.monotonic()
+    ticks(progress, 0.5)
+    assert time.monotonic() - began_s < 5, "the launcher waited for a node that is gone"
+    answered.set()
+    ticks(progress, 0.2)
+    assert out.getvalue().count("engine-0 listens after") == 1 and "engine-1 listens" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 2, "ti', b"\xff\x00\x00", b"[]", b"null", b'{"step": 2}', b'{"time": 2}', b'{"step": "2", "time": 1}']
+)
+def test_damaged_line_is_left_out_with_a_warning_and_the_others_are_shown(damage: bytes, tmp_path: Path) -> None:
+    out = io.StringIO()
+    progress = Progress(tmp_path, 5, [], out, resumed=False)
+    write(tmp_path / "metrics.jsonl", {"step": 1})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(damage + b"\n")
+    write(tmp_path / "metrics.jsonl", {"step": 3, "reward/mean": "not a number"})
+    for _ in range(2):
+        progress.tick()
+    said = out.getvalue()
+    assert "1/5" in said and "3/5" in said
+    assert said.count("warning: ") == 1 and "has a damaged line" in said
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def test_metrics_that_cannot_be_read_for_a_moment_stop_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, from_start=True)
+    path.mkdir()
+    assert metrics.new_lines() == []
+    path.rmdir()
+    write(path, {"step": 1})
+    assert [line["step"] for line in metrics.new_lines()] == [1]
+
+
+def test_summary_with_a_damaged_account_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", {**STEP, "step": 1})
+    (tmp_path / "summary.json").write_text('{"queue": {')
+    assert f"not known: {tmp_path / 'summary.json'} cannot be read" in summary(tmp_path, elapsed_s=61.0)
 
 
 def test_step_that_was_done_twice_counts_once(tmp_path: Path) -> None:

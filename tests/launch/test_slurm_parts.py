@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 import time
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from conf.schema import ClusterConfig
-from launch.placement import Process
-from launch.slurm.job import SlurmError, parse_addresses, read_probe
+from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
+from launch.placement import Node, Process, place
+from launch.slurm.job import Probed, SlurmError, given_gpus, parse_addresses, parse_duration_s, read_probe
 from launch.slurm.nodes import NodeWatch, down_nodes
 from launch.slurm.probe import listening
 from launch.slurm.step import DEPUTY, Where, beat_command, deputy_command, everywhere_command, exit_code, step_command, step_id
@@ -124,8 +125,9 @@ def test_heartbeat_says_each_node() -> None:
 
 
 def test_states_on_which_nothing_can_run_count_as_down() -> None:
-    lines = ["n1 allocated", "n2 down", "n3 down*", "n4 allocated*", "n5 draining", "n6 fail", "n7 mixed", "", "error: x y z"]
-    assert down_nodes(lines) == {"n2": "down", "n3": "down*", "n6": "fail"}
+    lines = ["n1 allocated", "n2 down", "n3 down*", "n4 allocated*", "n5 draining", "n6 fail*", "n7 mixed", "", "error: x y z"]
+    lines += ["n8 failing", "n9 failing*", "n10 unknown", "n11 idle", "n12 down~"]
+    assert down_nodes(lines) == {"n2": "down", "n3": "down*", "n6": "fail*", "n12": "down~"}
 
 
 def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,37 +176,56 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("hostnames", "requeues", "did"),
+    ("hostnames", "restarts", "requeues", "did"),
     [
-        ("yes spare | head -n 20000 | sed 1s/.*/n1/", 3, ""),  # the first of a list that does not fit into a pipe
-        ("exit 1", 3, ""),
-        ("echo n2; echo n10", 3, "requeue 7"),
-        ("echo n2; echo n10", 0, "cancel 7"),
+        ("yes spare | head -n 20000 | sed 1s/.*/n1/", 2, 5, ""),  # the first of a list that does not fit into a pipe
+        ("exit 1", 2, 5, ""),
+        ("echo n2; echo n10", 2, 5, "requeue 7"),
+        ("echo n2; echo n10", 2, 2, "cancel 7"),
+        ("echo n2; echo n10", 1, 5, ""),  # a deputy of the life before
     ],
 )
-def test_deputy_acts_on_nothing_but_a_node_that_is_gone_and_requeues_within_bounds(
-    hostnames: str, requeues: int, did: str, tmp_path: Path
+def test_deputy_acts_on_nothing_but_a_node_that_is_gone_in_its_own_life_and_requeues_within_bounds(
+    hostnames: str, restarts: int, requeues: int, did: str, tmp_path: Path
 ) -> None:
     """With stand-ins for Slurm's commands; after the second look the job is over."""
+    job = "JobId=7 Requeue=1 Restarts=2 BatchFlag=1 ReqNodeList=(null) ExcNodeList=(null) NodeList=nodes BatchHost=n1"
+    show_job = f'[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo "{job}"'
     for name, script in (
-        ("scontrol", f'if [ "$1" = requeue ]; then echo -n "$@" > {tmp_path}/did; else {hostnames}; fi'),
+        ("scontrol", f'case "$1 $2" in requeue*) echo -n "$@" > {tmp_path}/did;; *job) {show_job};; *) {hostnames};; esac'),
         ("scancel", f'echo -n cancel "$@" > {tmp_path}/did'),
-        ("squeue", f"[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo nodes"),
     ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "did").touch()
-    command = deputy_command(7, ["n1", "n2"], requeues)
+    command = deputy_command(7, ["n1", "n2"], restarts=restarts, requeues=requeues)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEPUTY_POLL_S": "0.1"}
     subprocess.run(command[command.index(str(DEPUTY)) :], env=env, timeout=20)
     assert (tmp_path / "did").read_text() == did
+
+
+def test_signal_to_save_that_comes_before_the_launcher_listens_waits_for_it(tmp_path: Path) -> None:
+    """The stand-in for the launcher looks for it a while after it started."""
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text("import signal, time; time.sleep(1); print(signal.SIGUSR1 in signal.sigpending())")
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nkill -USR1 $PPID\necho '   Command={BATCH_SCRIPT}'\n")
+    python = f'[[ $1 == -S ]] && exec {sys.executable} "$@"\n(sleep 0.3; kill -USR1 $$) &\nexec {sys.executable} {launcher}'
+    (tmp_path / "python").write_text(f"#!/bin/bash\n{python}\n")
+    for name in ("scontrol", "python"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "KESTREL_PYTHON": str(tmp_path / "python")}
+    done = subprocess.run(["bash", BATCH_SCRIPT], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) -> None:
     project = tmp_path / "my runs" / "kestrel"
     (project / "launch").mkdir(parents=True)
     script = shutil.copy(BATCH_SCRIPT, project / "launch")
-    for name, text in (("scontrol", f"echo '   Command={script} a.b=[x, y] name=z'"), ("python", 'echo "$PYTHONPATH" "$@"')):
+    for name, text in (
+        ("scontrol", f"echo '   Command={script} a.b=[x, y] name=z'"),
+        ("python", f'[ "$1" = -S ] && exec {sys.executable} "$@"; echo "$PYTHONPATH" "$@"'),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "KESTREL_PYTHON": str(tmp_path / "python")}
@@ -217,11 +238,41 @@ def test_addresses_are_read_from_what_scontrol_shows() -> None:
     assert parse_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.ib"}
 
 
+def probed(**gpus: str | None) -> Probed:
+    lines = [json.dumps({"node": node, "taken": [5, n], "gpus": said}) for n, (node, said) in enumerate(gpus.items())]
+    return read_probe("Welcome to n1\n" + "\n".join(lines), list(gpus))
+
+
 def test_ports_of_all_nodes_are_joined_and_a_silent_node_is_named() -> None:
-    text = "".join(json.dumps({"node": node, "taken": ports}) + "\n" for node, ports in (("n1", [5, 6]), ("n2", [6, 7])))
-    assert read_probe("Welcome to n1\n" + text, ["n1", "n2"]) == {5, 6, 7}
+    assert probed(n1=None, n2=None).taken == {0, 1, 5}
     with pytest.raises(SlurmError, match="no word from n3"):
-        read_probe(text, ["n1", "n2", "n3"])
+        read_probe('{"node": "n1", "taken": [], "gpus": null}', ["n1", "n3"])
+
+
+def test_processes_get_the_gpus_that_slurm_gave_their_node() -> None:
+    nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=4) for n in (1, 2, 3)]
+    given = given_gpus(nodes, probed(n1="4,5,6,7", n2="0,2,4,6,7", n3=None))
+    config = RunConfig(
+        model=ModelConfig(path="m"), data=DataConfig(train=["t"]), trainer=TrainerConfig(tp=2, pp=2),
+        rollout=RolloutConfig(engines=6), cluster=ClusterConfig(kind="slurm", device="cuda"),
+    )  # fmt: skip
+    placed = place(config, Path("/run"), given, 20_000)
+    seen = {p.name: p.env["CUDA_VISIBLE_DEVICES"] for p in placed}
+    assert (seen["trainer-0"], seen["rollout-0"], seen["rollout-1"]) == ("4,5,6,7", "0,2,4,6", "0,1")
+
+
+def test_run_that_wants_more_gpus_than_slurm_gave_is_refused() -> None:
+    nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=8) for n in (1, 2)]
+    with pytest.raises(ConfigError, match=r"8 GPUs on n2, and Slurm gave the job 2 there .*=4,5\).*cluster.gpus_per_node=2"):
+        given_gpus(nodes, probed(n1="0,1,2,3,4,5,6,7", n2="4,5"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("9:59\n", 599), ("0:00", 0), ("1:00:05", 3605), ("2-00:00:01", 172_801), ("UNLIMITED", inf), ("INVALID", inf), ("", inf)],
+)
+def test_time_that_a_job_has_left_is_read_as_slurm_writes_it(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
 
 
 def test_only_listening_sockets_take_a_port(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -9,9 +10,10 @@ import pytest
 
 from launch.lifecycle import Cause, Lifecycle, Outcome, Rules
 from launch.placement import Process
-from launch.supervise import Ended, NodeLost, supervise
+from launch.supervise import ENDING, Ended, Interrupted, NodeLost, Signals, supervise
 
 STEPS = 7
+RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS)
 
 
 class Host:
@@ -43,6 +45,9 @@ class Host:
     def heard_s(self) -> float:
         return float("inf")
 
+    def left_s(self) -> float:
+        return float("inf")
+
     def end_all(self, hurry: Callable[[], bool]) -> None:
         self._while_ending()
 
@@ -60,6 +65,34 @@ def test_run_that_was_asked_to_save_ends_as_what_it_was_at_its_end(
     version: int, while_ending: Callable[[], None], outcome: Outcome
 ) -> None:
     trainer = Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
-    life = Lifecycle(lambda lost: [trainer], Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS))
+    life = Lifecycle(lambda lost: [trainer], RULES)
     host = Host(version, while_ending)
-    assert supervise(life, host, print, newest=lambda: host.version).outcome is outcome
+    with Signals() as signals:
+        assert supervise(life, host, signals, print, newest=lambda: host.version).outcome is outcome
+
+
+def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the batch script does
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with Signals() as signals:
+            assert signals.saving
+            end = supervise(Lifecycle(lambda lost: [], RULES), Host(0, lambda: None), signals, print)
+        assert end.outcome is Outcome.SAVED
+        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_run_that_is_to_end_while_it_is_prepared_ends_where_it_is(number: signal.Signals) -> None:
+    with pytest.raises(Interrupted), Signals():
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+
+def test_signal_is_kept_while_the_run_lives() -> None:
+    with Signals() as signals:
+        with signals.kept():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.ending == [signal.SIGTERM]

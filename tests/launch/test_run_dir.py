@@ -1,0 +1,53 @@
+"""Who holds a run's folder, and how long one waits for it."""
+
+import fcntl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from conf.schema import ConfigError
+from launch.run_dir import LOCK_FILE, held
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_second_launcher_is_refused_at_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    with held(tmp_path), pytest.raises(ConfigError, match="being run by another launcher"), held(tmp_path, say=said.append):
+        raise AssertionError("both hold it")
+    assert said == []
+
+
+def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    lock = (tmp_path / LOCK_FILE).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(1.0, lock.close).start()
+    with held(tmp_path, patience_s=60.0, say=said.append):
+        assert lock.closed
+    assert len(said) == 1 and "60 s at most" in said[0]
+
+
+def test_second_life_does_not_wait_for_ever(tmp_path: Path) -> None:
+    with (
+        held(tmp_path),
+        pytest.raises(ConfigError, match="another launcher"),
+        held(tmp_path, patience_s=0.2, say=lambda text: None),
+    ):
+        raise AssertionError("both hold it")
+
+
+def test_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
+    code = """
+import os, pathlib, sys
+from launch.run_dir import held
+with held(pathlib.Path(sys.argv[1])):
+    os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT, timeout=60)
+    assert done.returncode == -9 and (tmp_path / LOCK_FILE).exists()
+    with held(tmp_path):
+        pass
