@@ -1,6 +1,7 @@
 """`sbatch launch/kestrel_256.sh`, small, on a real Slurm, with stand-ins for what it starts (slurm_stand_ins.py)."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -239,6 +240,26 @@ def test_two_runs_on_the_same_nodes_do_not_disturb_each_other(slurm: SlurmCluste
         run.complete()
         assert run.steps() == list(range(1, STEPS + 1))
         assert run.lines("trainer") == ["n1 n2"]
+
+
+def test_jobs_that_share_their_nodes_have_gpus_of_their_own_on_each(slurm: SlurmCluster, tmp_path: Path) -> None:
+    def said(name: str) -> str:
+        return (tmp_path / name).read_text() if (tmp_path / name).exists() else ""
+
+    code = (
+        "from launch.slurm.job import given_gpus, probe, this_job; nodes = this_job(0).nodes; "
+        "print([(node.name, node.gpus, *node.visible) for node in given_gpus(nodes, probe(nodes, []))], flush=True)"
+    )
+    jobs = []
+    for name, gpus in (("first", 5), ("second", 3)):
+        command = f"cd {PROJECT} && {sys.executable} -c '{code}'; while [ ! -e {tmp_path}/closed ]; do sleep 0.2; done"
+        jobs.append(slurm.sbatch("--nodes=4", f"--gpus-per-node={gpus}", f"--output={tmp_path}/{name}", "--wrap", command))
+        until("the job knows its GPUs", lambda: said(name).endswith("\n"), DEADLINE_S)  # noqa: B023
+    (tmp_path / "closed").touch()
+    for job in jobs:
+        slurm.wait(job, {"COMPLETED"}, DEADLINE_S)
+    assert said("first") == f"{[(node, 5, *'01234') for node in slurm.nodes]}\n"
+    assert said("second") == f"{[(node, 3, *'567') for node in slurm.nodes]}\n"
 
 
 def listening(processes: list[psutil.Process]) -> set[int]:
