@@ -61,6 +61,9 @@ def _execute(
     started_s = time.monotonic()
     check_run_dir(run_dir, resumed=resumed)
     site = _site(config)
+    if site.job is not None and len(site.nodes) != config.cluster.nodes:
+        planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
+        say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
     prepare(RECIPES[config.model.prepare], say)
     base_port = choose_base_port(run_dir, config, site.is_free, job=site.job.id if site.job else None)
 

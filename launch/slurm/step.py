@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema import ClusterConfig
+from conf.schema import ClusterConfig, ConfigError
 from launch.logs import END_MARK
 from launch.placement import GUARD, Process
 
@@ -81,6 +81,10 @@ def _apptainer(where: Where) -> list[str]:
 
 
 def _mounts(where: Where) -> list[str]:
+    """FROM:TO, which both runtimes take as lists with commas, without a way to quote one. Raises ConfigError."""
+    for folder in where.folders:
+        if set(str(folder)) & set(",:"):
+            raise ConfigError(f"{folder} cannot be mounted into a container, which reads a comma or colon as its own: rename it")
     own = [f"{folder}:{folder}" for folder in dict.fromkeys(where.folders)]
     return [*own, *where.cluster.container_mounts]
 

@@ -106,6 +106,7 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert run.lines("judges") == ["judge-0 n3"]
     logs = {path.name for path in (run.dir / "logs").iterdir()}
     assert logs == {"queue-0.log", "trainer-0.log", "trainer-1.log", "rollout-0.log", "judge-0.log", "deputy.log"}
+    assert "the run takes the 4 nodes of its job; cluster.nodes=1 is for dry_run" in run.said()
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
 
 

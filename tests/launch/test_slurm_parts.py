@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -94,6 +95,14 @@ def test_pyxis_container_is_asked_of_srun_with_the_folders_it_needs() -> None:
     assert "--container-image=nvcr.io/x:1" in command
     assert "--container-mounts=/work:/work,/runs/a:/runs/a,/data:/data" in command
     assert "--container-workdir=/work" in command
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+@pytest.mark.parametrize("folder", ["/runs/lr=1,2", "/runs/12:30"])
+def test_folder_that_a_container_would_take_for_two_is_refused(runtime: str, folder: str) -> None:
+    its = replace(where(container="image", container_runtime=runtime), folders=(Path("/work"), Path(folder)))
+    with pytest.raises(ConfigError, match=f"{folder} cannot be mounted into a container"):
+        step_command(process(), its, "token")
 
 
 def test_apptainer_container_is_entered_within_the_step_after_the_setup() -> None:
