@@ -60,5 +60,5 @@ class Rules:
 
     def admissible(self, version: int) -> int:
         """How many groups, dropped ones not counted, may have been admitted while `version` is the published one."""
-        steps = version + self.lead + 1
-        return self.groups_per_step * (steps if self.total_steps is None else min(steps, self.total_steps))
+        steps, total = version + self.lead + 1, self.total_steps
+        return self.groups_per_step * (steps if total is None or steps < total else total)

@@ -47,7 +47,11 @@ def check_layout(layout: Layout, model: Model, cluster: Cluster) -> None:
         near = nearest(layout.pp, [p for p in range(1, model.layers + 1) if not model.layers % p])
         raise ConfigError(f"trainer.pp={layout.pp} does not divide the {model.layers} layers; {near} does")
     if layout.tp > cluster.gpus_per_node:
-        raise ConfigError(f"trainer.tp={layout.tp} reaches beyond a node of {cluster.gpus_per_node} GPUs (cluster.gpus_per_node)")
+        fits = max(t for t in range(1, cluster.gpus_per_node + 1) if not model.heads % t and not model.kv_heads % t)
+        raise ConfigError(
+            f"trainer.tp={layout.tp} reaches beyond a node of {cluster.gpus_per_node} GPUs (cluster.gpus_per_node); "
+            f"trainer.tp={fits} is the largest that does not"
+        )
 
 
 def nearest(value: int, candidates: list[int]) -> int:

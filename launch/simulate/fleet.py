@@ -111,7 +111,7 @@ class SimulatedFleet:
         ledger = self._ledger
         leases = ledger.lease_segments(engine.id, count)
         while len(leases) < count and ledger.may_admit():
-            index = ledger.admitted
+            index = ledger.state.admitted
             ledger.apply(*ledger.admit(prompt(index, self._work[index].prompt_tokens)))
             leases += ledger.lease_segments(engine.id, count - len(leases))
         self.in_flight += len(leases)

@@ -288,6 +288,7 @@ def test_config_without_dimensions_is_refused() -> None:
     [
         ("trainer.tp=16", "trainer.tp=16 does not divide the 40 query and 8 key-value heads; 8 does"),
         ("trainer.pp=5", "trainer.pp=5 does not divide the 64 layers; 4 does"),
+        ("cluster.gpus_per_node=4", "reaches beyond a node of 4 GPUs .*; trainer.tp=4 is the largest that does not"),
         ("rollout.engine_tp=3", "rollout.engine_tp=3 must divide .* 2 does"),
         ("plan.completion_tokens=20000", "must lie between 0 and rollout.max_completion_tokens=16384"),
         ("plan.length_sigma=50", "plan.length_sigma=50: .* at most 5"),
