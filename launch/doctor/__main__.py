@@ -31,6 +31,7 @@ from launch.slurm.job import SlurmError
 
 FAST = "--fast"
 FAILED, ASKED_WRONGLY = 1, 2
+WIDTH = 160
 COLOURS = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 
 
@@ -65,12 +66,14 @@ def main(arguments: Sequence[str]) -> int:
     if not words or set(words) & {"-h", "--help"}:
         print(__doc__)
         return 0 if words else ASKED_WRONGLY
+    # Into a file, as a batch job writes, the table is as wide as its texts want.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
     try:
         register()
         with initialize_config_module("conf", version_base="1.3"):
             composed = compose("config", overrides=["name=doctor", *words])
         check_presets(words, composed)
-        return 0 if diagnose(to_run_config(composed), fast=FAST in arguments, console=Console()) else FAILED
+        return 0 if diagnose(to_run_config(composed), fast=FAST in arguments, console=console) else FAILED
     except (DoctorError, SlurmError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return FAILED

@@ -97,13 +97,17 @@ def shared_memory(case: Case) -> Finding:
 
 def memory(case: Case) -> Finding:
     """A rough need of the host's memory; on GPUs of what a save gathers there, and of the reference weights, which wait there."""
-    per_node = {node.node: _needed_bytes(case, node.node) for node in case.nodes}
-    need = max(per_node.values(), default=0)
-    remedy = (
-        "fewer ranks on a node, a larger one, or on GPUs a larger trainer.tp x pp, of whose share each rank gathers all to save"
-    )
-    return _least(
-        case, lambda node: node.memory_bytes, f"of memory available, about {need / 1e9:.0f} GB are needed", 0, need, remedy
+    needed = {node: _needed_bytes(case, node) for node in dict.fromkeys(p.node for p in case.processes)}
+    asked = [node for node in case.nodes if node.node in needed]
+    if not asked:
+        return skipped(f"no node of the run was asked; one needs about {max(needed.values(), default=0) / 1e9:.0f} GB")
+    node = min(asked, key=lambda node: node.memory_bytes - needed[node.node])
+    said = f"{node.node}: {node.memory_bytes / 1e9:.1f} GB of memory available, about {needed[node.node] / 1e9:.0f} GB are needed"
+    if node.memory_bytes >= needed[node.node]:
+        return ok(said)
+    return warning(
+        said,
+        "fewer ranks on a node, a larger one, or on GPUs a larger trainer.tp x pp, of whose share each rank gathers all to save",
     )
 
 

@@ -89,7 +89,7 @@ def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
         if read.refused:
             total = len(read.refused) + len(read.problems)
             many = f" ({len(read.refused)} of {total} lines are refused)" if len(read.refused) > 1 else ""
-            return failure(f"{key}: {read.refused[0]}{many}", "mend or remove the line")
+            return failure(f"{key}: {read.refused[0]}{many}", f"mend or remove the line, or give the right file in {key}")
         if not read.problems:
             return failure(f"{key}: no problems in {', '.join(sources)}", "name files that hold problems, one JSON object a line")
         counts.append(f"{len(read.problems)} of {key}")

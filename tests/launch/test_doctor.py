@@ -181,7 +181,7 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("user processes", F, "n2 allows 100 processes", lambda w: limit(w, "nproc", 100)),
     ("locked memory", W, "n2 allows 64 KiB of locked memory", lambda w: limit(w, "memlock", 65_536)),
     ("shared memory", F, "n2: 0.1 GiB free in /dev/shm", lambda w: w.on_second(shm_bytes=64 * 1024**2)),
-    ("memory", W, "of memory available", lambda w: w.on_second(memory_bytes=1000)),
+    ("memory", W, "n1: 0.0 GB of memory available", lambda w: w.on_each(memory_bytes=1000)),
     ("overcommit", W, "vm.overcommit_memory=2 on n2", lambda w: w.on_second(overcommit=2)),
     ("clocks", W, "clock of n2 is off by 9.0 s", lambda w: w.on_second(time_s=1010.0)),
     ("clocks", F, "clock of n2 is off by 900.0 s", lambda w: w.on_second(time_s=100.0)),
@@ -266,6 +266,15 @@ def test_what_a_save_gathers_counts_on_gpus(world: World) -> None:
     assert world.find("memory").level is Level.OK
     trainer.overlap_grad_reduce = False
     assert world.find("memory").level is Level.WARNING
+
+
+def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
+    """The trainer is on the first node; the second one, of engines, needs less; and other machines say nothing of the run's."""
+    world.on_second(memory_bytes=1)
+    assert world.find("memory").level is Level.OK
+    world.on_each(node="login")
+    found = world.find("memory")
+    assert found.level is Level.SKIPPED and "one needs about" in found.said
 
 
 def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
