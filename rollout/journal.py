@@ -45,6 +45,10 @@ class JournalError(RuntimeError):
     """A journal that cannot be read or written; the message names the file and what to do."""
 
 
+class JournalDamaged(JournalError):
+    """Its contents are not what was written."""
+
+
 class Journal:
     def __init__(self, path: str | Path, rules: Rules) -> None:
         """Opens or makes the journal and locks it for this process. Raises JournalError."""
@@ -223,10 +227,11 @@ class Journal:
             raise self._damaged("it does not say how many changes it holds")
         return int(found[0])
 
-    def _damaged(self, what: str) -> JournalError:
-        return JournalError(
-            f"{self.path} is damaged ({what}): nothing of it was used. Restore the file from a copy; without one this run "
-            "cannot go on, since nobody knows which prompts were served, though its checkpoints are whole"
+    def _damaged(self, what: str) -> JournalDamaged:
+        return JournalDamaged(
+            f"{self.path} is damaged ({what}): nothing of it was used. Bring back a copy that is at least as new as the newest "
+            "checkpoint, or give up what that checkpoint does not cover, which is counted and said: "
+            f"python -m rollout.new_ledger --run {self.path.parent}"
         )
 
     def _error(self, what: str, error: sqlite3.Error | OSError) -> JournalError:

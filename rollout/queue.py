@@ -23,7 +23,7 @@ from zmq.utils import z85
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from rollout.changes import Published
-from rollout.journal import Journal, JournalError
+from rollout.journal import Journal, JournalDamaged, JournalError
 from rollout.keys import KeysError, RunKeys
 from rollout.ledger import Ledger
 from rollout.prompts import ProblemError, PromptStream
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
             gc.enable()
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
-    except (ConfigError, KeysError, RulesError, StartError, ProblemError) as error:
+    except (ConfigError, KeysError, RulesError, StartError, ProblemError, JournalDamaged) as error:
         print(f"queue server: {error}", file=sys.stderr)
         return 2
     except JournalError as error:

@@ -5,6 +5,7 @@ While it waits for a batch or an evaluation it pushes the present weights to eng
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rollout.client import QueueClient, QueueError
 from rollout.types import Batch, EvalResult, Waiting
@@ -12,7 +13,11 @@ from trainer.control import Control
 from trainer.push import Pusher, PushReport
 
 POLL_S = 2.0
-POSITION = ("admitted_groups", "steps_taken")  # neither ever falls
+ACCOUNT = (
+    "admitted_groups", "steps_taken", "trained_tokens", "waiting_tokens", "eval_tokens", "dropped_groups", "dropped_tokens",
+    "lost_tokens",
+)  # fmt: skip
+"""Of the ledger's figures those that a checkpoint keeps: a new ledger could begin with them (`rollout/new_ledger.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +37,7 @@ class Feed:
         self._control, self._queue, self._pusher = control, queue, pusher
         self.version = version  # of the weights that the policy holds
 
-    def begin(self, position: Mapping[str, int]) -> PushReport:
+    def begin(self, position: Mapping[str, Any]) -> PushReport:
         """A run starts, or goes on from a checkpoint: the ledger goes back to `version`, and the fleet gets its weights.
 
         position: what `position` said when the checkpoint was made; {} where there is none. Raises QueueError if this
@@ -41,12 +46,12 @@ class Feed:
         self._control.share(bool, lambda: self._rewind(position))
         return self.publish()
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> dict[str, Any]:
         """Where the ledger stands, for a checkpoint; on rank 0, {} elsewhere."""
         if self._queue is None:
             return {}
         ledger = self._queue.status()["ledger"]
-        return {name: int(ledger[name]) for name in POSITION}
+        return {name: ledger[name] for name in ACCOUNT}
 
     def publish(self) -> PushReport:
         """Gives the present weights to the fleet as it is now."""
@@ -109,14 +114,15 @@ class Feed:
         figures: dict[str, float] = self._queue.status()["figures"]
         return figures
 
-    def _rewind(self, position: Mapping[str, int]) -> bool:
+    def _rewind(self, position: Mapping[str, Any]) -> bool:
         assert self._queue is not None
         ledger = self._queue.status()["ledger"]
-        for name, least in position.items():
+        for name, least in (("admitted_groups", position.get("admitted_groups", 0)), ("steps_taken", self.version)):
             if ledger[name] < least:
                 raise QueueError(
                     f"the ledger has {name}={ledger[name]}, but had {least} when the checkpoint of version {self.version} was "
-                    "made: it is not this run's, or an older copy. Bring the ledger.db back that belongs to the checkpoint"
+                    "made: it is not this run's, or an older copy. Bring the ledger.db back that belongs to the checkpoint, or "
+                    "begin a new one from there: python -m rollout.new_ledger says what that loses"
                 )
         self._queue.rewind(self.version)
         return True
