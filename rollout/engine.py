@@ -13,6 +13,7 @@ import getpass
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -48,8 +49,22 @@ TORCHRUN_PREFIXES = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_
 """Of the variables that torchrun sets; a server that inherits them takes the worker's rendezvous for its own."""
 
 
+HOPELESS = re.compile(
+    r"^\S+ ended with exit code 2$"  # as the guard says it; argparse's, for arguments that it cannot read
+    r"|^(ModuleNotFoundError|ImportError): "
+    r"|, in (prepare_server_args|resolve_once)$",  # where SGLang looks at arguments that it could read
+    re.MULTILINE,
+)
+"""In the log of a server that ended before it listened: why it would end again. A port or memory in use is no such reason."""
+
+
 class EngineStartError(EngineError):
     """A server that did not start, or that died while starting; the message holds the tail of its log."""
+
+    def __init__(self, message: str, *, hopeless: bool = False) -> None:
+        """hopeless: it would not start if tried again."""
+        super().__init__(message)
+        self.hopeless = hopeless
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +147,7 @@ def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
 def check(settings: EngineSettings) -> None:
     """Refuses what cannot start, before anything is started."""
     if not (settings.model / "config.json").is_file():
-        raise EngineStartError(f"{settings.model} is no Hugging Face model folder: it holds no config.json")
+        raise EngineStartError(f"{settings.model} is no Hugging Face model folder: it holds no config.json", hopeless=True)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: only listeners count
         try:
@@ -222,8 +237,11 @@ class Engine:
             (self._scratch / "secrets.yaml").unlink(missing_ok=True)
 
     def _fail(self, what: str) -> None:
+        hopeless = not self.alive() and HOPELESS.search(self.log_tail()) is not None
         self.stop()
-        raise EngineStartError(f"engine {self.url} {what}; the end of {self.settings.log_file}:\n{self.log_tail()}")
+        # Arguments that cannot be read are told last, below a usage of hundreds of lines.
+        tail = self.log_tail(lines=3 if "ended with exit code 2" in self.log_tail(lines=1) else 40)
+        raise EngineStartError(f"engine {self.url} {what}; the end of {self.settings.log_file}:\n{tail}", hopeless=hopeless)
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -40,7 +40,7 @@ import numpy as np
 
 from conf.schema import RunConfig
 from rollout.client import AsyncQueueClient, QueueError, Refused
-from rollout.engine import Engine
+from rollout.engine import Engine, EngineStartError
 from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
 from rollout.meter import Meter
 from rollout.types import Finish, Position, RecordError, Segment, SegmentWork
@@ -171,9 +171,11 @@ class Worker:
             for start in range(self._config.engine_restarts + 1):
                 try:
                     await self._serve()
-                except EngineError as error:
-                    if not self.meter.engine_starts and start + 1 == FIRST_TRIES:
+                except EngineStartError as error:
+                    if not self.meter.engine_starts and (error.hopeless or start + 1 == FIRST_TRIES):
                         raise CannotStart(str(error)) from error
+                    log.error("%s", error)
+                except EngineError as error:
                     log.error("%s", error)
                 if self._closing.is_set():
                     return

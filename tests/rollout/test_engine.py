@@ -124,6 +124,26 @@ def test_a_server_that_dies_while_starting_is_an_error_with_the_tail_of_its_log(
     assert "of an earlier start" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("program", "hopeless"),
+    [
+        ("import argparse; argparse.ArgumentParser(usage='x' * 99).parse_args(['--a-typo'])", True),
+        ("import a_package_that_is_missing", True),
+        ("def prepare_server_args(): raise ValueError('bad pair')\nprepare_server_args()", True),
+        ("raise OSError('address already in use')", False),
+        ("raise RuntimeError('not enough memory')", False),
+    ],
+)
+def test_a_start_that_would_fail_again_is_told_from_one_that_may_not(
+    settings: Callable[..., EngineSettings], start: Callable[..., Engine], program: str, hopeless: bool
+) -> None:
+    engine = start(settings("-c", program))
+    with pytest.raises(EngineStartError) as caught:
+        asyncio.run(engine.wait_ready(DEADLINE_S))
+    assert caught.value.hopeless is hopeless
+    assert "a-typo" in str(caught.value) or "argparse" not in program
+
+
 def test_a_server_that_is_not_ready_in_time_is_ended(
     settings: Callable[..., EngineSettings], start: Callable[..., Engine]
 ) -> None:

@@ -156,6 +156,28 @@ def test_engine_that_does_not_start_ends_the_worker_with_the_tail_of_its_log(sta
     assert "exit code 3" in said and "no GPU no GPU no GPU" in said
 
 
+def starts(stage: Stage) -> int:
+    return (stage.run / "logs" / "engine-0.log").read_text().count("ended with exit code")
+
+
+def test_engine_that_can_never_start_is_started_once(stage: Stage) -> None:
+    program = WORKER.replace("FAKE_LAUNCHER)", "('-c', 'import a_package_that_is_missing'))")
+    worker = stage.start_worker(program=("-c", program))
+    assert worker.wait(timeout=WAIT_S) == 2
+    assert "No module named 'a_package_that_is_missing'" in (stage.run / "logs" / "worker-0.log").read_text()
+    assert starts(stage) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", [{"wait_s": 400.0, "engine_start_s": 400.0, "engine_args": ["--a-typo=1"]}], indirect=True)
+def test_sglang_with_an_argument_that_it_does_not_know_is_started_once(stage: Stage) -> None:
+    worker = stage.start_worker(program=("-m", "rollout"))
+    assert worker.wait(timeout=400) == 2
+    assert "unrecognized arguments: --a-typo=1" in (stage.run / "logs" / "worker-0.log").read_text()
+    assert starts(stage) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", [{"wait_s": 400.0, "engine_start_s": 400.0, "max_total_tokens": 4096}], indirect=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from aiohttp import web
 
 from conf.check import check
 from conf.load import write_run
@@ -95,6 +96,7 @@ class Run:
     first_port: int
     generated: list[tuple[Position, tuple[int, ...]]] = field(default_factory=list)  # every call: where, and its input tokens
     token_s: float = 0.0005
+    dies_in_push: Path | None = None  # a file with the id of the process that does
     hold: Callable[[Position], Awaitable[None]] | None = None  # awaited before a segment is sampled
 
     @property
@@ -117,6 +119,7 @@ class Run:
         command = [sys.executable, "-m", "rollout.queue", "--run", str(self.path), "--bind", self.endpoint]
         with (self.path / "queue.log").open("a") as log:
             process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            (self.path / "queue.pid").write_text(str(process.pid))
             try:
                 yield process
             finally:
@@ -135,6 +138,7 @@ def _trainer(run: str, endpoint: str, push_port: int, strike: Strike | None) -> 
     from trainer.__main__ import main
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # of every thread, as the launcher's guard does
+    (Path(run) / f"rank-{os.environ['RANK']}.pid").write_text(str(os.getpid()))
     if strike is not None and os.environ["RANK"] == "0":
         threading.Thread(target=_strike, args=(Path(run) / "metrics.jsonl", *strike), daemon=True).start()
     return main(["--run", run, "--queue", endpoint, "--push-port", str(push_port)])
@@ -147,9 +151,31 @@ def _strike(metrics: Path, step: int, after_s: float, signum: signal.Signals) ->
     os.kill(os.getpid(), signum)
 
 
-def _engine(port: int, key: str, token_s: float) -> None:
-    engine = FakeEngine(port=port, api_key=key)
-    engine.token_s = token_s
+class DeadlyEngine(FakeEngine):
+    """In its third push, between two buckets, it kills the process whose id stands in this file. Once: the file goes too."""
+
+    victim = Path()
+    _pushes = _buckets = 0
+
+    async def _begin(self, http: web.Request) -> web.Response:
+        self._pushes, self._buckets = self._pushes + 1, 0
+        return await super()._begin(http)
+
+    async def _receive(self, http: web.Request) -> web.Response:
+        self._buckets += 1
+        if (self._pushes, self._buckets) == (3, 2) and self.victim.exists():
+            pid = int(self.victim.read_text())
+            self.victim.unlink()
+            os.kill(pid, signal.SIGKILL)
+        return await super()._receive(http)
+
+
+def _engine(port: int, key: str, token_s: float, victim: Path | None) -> None:
+    if victim is not None:
+        engine: FakeEngine = DeadlyEngine(port=port, api_key=key, token_s=token_s)
+        engine.victim = victim
+    else:
+        engine = FakeEngine(port=port, api_key=key, token_s=token_s)
     asyncio.run(serve(engine))
 
 
@@ -197,7 +223,7 @@ class _Fleet:
     async def _serve(self) -> None:
         # A process of its own: engine and trainer join groups by the same names, and a process can use a name once.
         port, key = self._run.first_port + 1, self._keys.engine_api_key
-        engine = ranks.start(_engine, port, key, self._run.token_s)
+        engine = ranks.start(_engine, port, key, self._run.token_s, self._run.dies_in_push)
         try:
             await self._lease(f"http://127.0.0.1:{port}", key)
         finally:
