@@ -102,7 +102,7 @@ class MetricsWriter:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 writes
 
         path = run_dir / "metrics.jsonl"
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= version] if version else []
+        kept = [line for line in _lines(path) if _step(line) <= version] if version else []
         # Replaced, not rewritten: whoever follows the file sees the old one whole or the new one.
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text("".join(kept))
@@ -134,4 +134,16 @@ class MetricsWriter:
 
 def _lines(path: Path) -> list[str]:
     """Whole lines: a killed run may have left half of one at the end."""
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(errors="replace").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _step(line: str) -> float:
+    """The step that a line is of; that of a damaged one (a full disk, a lost block) never comes, so that it is left out."""
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return math.inf
+    step = found.get("step") if isinstance(found, dict) else None
+    return step if isinstance(step, int) else math.inf
