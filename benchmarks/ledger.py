@@ -1,12 +1,13 @@
 """What the queue server can carry: the job's flow of messages through the real one, and the same flow through Redis and Ray.
 
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/ledger.py [flow] [latency] [memory] [journal] [peers]
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/ledger.py [flow] [latency] [memory] [journal] [replay] [peers]
 
 flow      a server as a process, 64 engines, 1,024 judge slots and a trainer as clients, every message real: how many times the
           job's rate (4,096 trajectories of 1,200 + 2,500 tokens a step of 60 s) one core carries
 latency   how long a lease takes at multiples of the job's rate
 memory    the server's, by `max_staleness`
-journal   what a commit costs, by `synchronous`, and how long a start takes with all that no checkpoint covers
+journal   what a commit costs, by `synchronous`
+replay    how long a start takes after 600 steps of the job (needs 3 GB of disk and some minutes; `--groups 512`)
 peers     the reports and leases of that flow, as bytes, through a Redis stream (append-only file, synchronised at every write,
           and every second) and through a Ray queue actor; they decide and check nothing. To have them here:
 
@@ -26,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,9 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUPS, COMPLETIONS, STEP_S = 512, 8, 60.0
 PROMPT_TOKENS = 1200
 VOCABULARY = 512
-STALENESS, CHECKPOINT_EVERY = 2, 20
+STALENESS = 2
+JOB_STALENESS, JOB_CHECKPOINT_EVERY = 4, 4  # of conf/experiment/kestrel_256.yaml
+SHORT_TOKENS = 8
 
 
 def run_folder(folder: Path, *, groups: int, staleness: int) -> RunConfig:
@@ -106,12 +110,17 @@ def cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+def peak_mb(process: psutil.Process) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return 1024 * int(next(line for line in status if "VmHWM" in line).split()[1]) / 1e6
+
+
 def drive(folder: Path, *, groups: int, staleness: int, warm_steps: int, **load: Any) -> tuple[Load, float, float]:
     """A load on a new run; CPU seconds of the server after the warm-up, and its largest memory beyond its start's, in MB."""
     folder.mkdir()
     rules = Rules.of(run_folder(folder, groups=groups, staleness=staleness))
     with server(folder / "run") as (endpoint, process):
-        before_bytes = process.memory_info().rss
+        before_mb = process.memory_info().rss / 1e6
         generator = Generator(endpoint, RunKeys.load(folder / "run"), rules)
         warm_s: list[float] = []
         try:
@@ -119,9 +128,7 @@ def drive(folder: Path, *, groups: int, staleness: int, warm_steps: int, **load:
             used_s = cpu_s(process) - warm_s[0]
         finally:
             generator.close()
-        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        peak_bytes = 1024 * int(next(line for line in status if "VmHWM" in line).split()[1])
-        return seen, used_s, (peak_bytes - before_bytes) / 1e6
+        return seen, used_s, peak_mb(process) - before_mb
 
 
 def reference_s() -> float:
@@ -150,7 +157,7 @@ def flow(folder: Path, *, groups: int, steps: int) -> None:
 
 
 def latency(folder: Path, *, seconds: float) -> None:
-    for times in (1, 4):
+    for times in (1, 10):
         rate = times * GROUPS * COMPLETIONS / STEP_S
         seen, used_s, _ = drive(
             folder / f"latency-{times}",
@@ -169,9 +176,9 @@ def latency(folder: Path, *, seconds: float) -> None:
 
 
 def memory(folder: Path) -> None:
-    groups = 32
+    groups = 64
     batch_mb = groups * COMPLETIONS * MEAN_TOKENS * 8 / 1e6  # a token and its log-prob; versions are runs
-    for staleness in (0, 2, 4):
+    for staleness in (0, 1, 4, 8):
         _, _, used_mb = drive(
             folder / f"memory-{staleness}",
             groups=groups,
@@ -180,20 +187,16 @@ def memory(folder: Path) -> None:
             steps=3,
             checkpoint_every=1,
         )
-        held_mb = (staleness + 1) * batch_mb
-        print(f"memory, max_staleness={staleness}: {used_mb:.0f} MB; the tokens of {staleness + 1} batches are {held_mb:.0f} MB")
+        bound_mb = (staleness + 1) * batch_mb
+        print(
+            f"memory, max_staleness={staleness}: the most is {used_mb:.0f} MB beyond an idle server's; the tokens of "
+            f"{staleness + 1} batches are {bound_mb:.0f} MB ({used_mb / bound_mb:.2f} times)"
+        )
 
 
 def journal(folder: Path, *, groups: int) -> None:
-    """Commits of one turn's segments, and a start with STALENESS + 1 + CHECKPOINT_EVERY steps that no checkpoint covers."""
-    tokens = int(MEAN_TOKENS)
-    segment = Segment(
-        tokens=np.arange(tokens, dtype=np.int32),
-        logprobs=np.linspace(-2, -0.1, tokens, dtype=np.float32),
-        versions=np.zeros(tokens, np.int32),
-        finish=Finish.STOP,
-        engine="engine-0",
-    )
+    """Commits of one turn's segments."""
+    segment = _segment(int(MEAN_TOKENS))
     rules = Rules(
         groups_per_step=groups, completions_per_group=COMPLETIONS, max_staleness=STALENESS, segment_tokens=4096,
         max_completion_tokens=16384,
@@ -209,41 +212,86 @@ def journal(folder: Path, *, groups: int) -> None:
                     made.commit()
                     times.append(1000 * (time.monotonic() - began_s))
                 print(f"journal: a commit of {count:2d} segments, synchronous={mode}: {np.median(times):.1f} ms (median of 20)")
-    steps = STALENESS + 1 + CHECKPOINT_EVERY
-    with Journal(folder / "full.db", rules) as made:
-        for step in range(steps):
-            made.append(_step(step, groups, segment))
-            made.commit()
-    began_s, began_cpu_s = time.monotonic(), time.process_time()
-    with Journal(folder / "full.db", rules) as made:
-        replayed = Ledger.replay(rules, made.read())
-    wall_s, used_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
-    size_mb = (folder / "full.db").stat().st_size / 1e6
-    trajectories = sum(len(group.trajectories) for group in replayed.state.groups.values())
+
+
+def replay(folder: Path, *, groups: int, steps: int) -> None:
+    """A start of the server at the worst moment of the job: after `steps` steps, with all that no checkpoint covers yet.
+
+    The history is written, and forgotten at every checkpoint, by the real ledger and journal; what will be forgotten has short
+    completions. Two checkpoints are kept and one is being written, and every group that may be admitted is there and graded.
+    """
+    folder = folder / "replay"
+    folder.mkdir()
+    rules = Rules.of(run_folder(folder, groups=groups, staleness=JOB_STALENESS))
+    path, began_s = folder / "run" / "ledger.db", time.monotonic()
+    trajectories = _write_history(path, rules, steps)
+    written_s, size_mb = time.monotonic() - began_s, path.stat().st_size / 1e6
+    began_s = time.monotonic()
+    with server(folder / "run") as (_, process):
+        wall_s, used_s, memory_mb = time.monotonic() - began_s, cpu_s(process), peak_mb(process)
+        lines = (folder / "run" / "queue.out").read_text().splitlines()
+    print(f"replay: {steps} steps of {groups} x {COMPLETIONS} trajectories, written in {written_s:.0f} s;")
+    print(f"      {trajectories} trajectories stand in the file, {size_mb:.0f} MB; from the server's start to its first answer")
     print(
-        f"journal: a start with {steps} steps, {trajectories} trajectories, {size_mb:.0f} MB: "
-        f"{wall_s:.1f} s, {used_s:.1f} s of CPU"
+        f"      {wall_s:.1f} s, {used_s:.1f} s of CPU, at most {memory_mb:.0f} MB; the reference loop took {reference_s():.2f} s"
+    )
+    print("      " + next(line for line in lines if "replayed in" in line))
+
+
+def _write_history(path: Path, rules: Rules, steps: int) -> int:
+    """How many trajectories stand in the file."""
+    ledger, groups = Ledger(rules), rules.groups_per_step
+    covered = steps - 3 * JOB_CHECKPOINT_EVERY
+    short, long = _segment(SHORT_TOKENS), _segment(int(MEAN_TOKENS))
+    with Journal(path, rules) as made:
+
+        def do(changes: Iterable[Change]) -> None:
+            for change in changes:
+                ledger.apply(change)
+                made.append((change,))
+            made.commit()
+
+        for step in range(steps + JOB_STALENESS + 1):
+            do(_groups(step, groups, long if step >= covered else short, version=min(step, steps)))
+            if step >= steps:
+                continue
+            do((Taken(step=step, groups=tuple(range(step * groups, (step + 1) * groups))),))
+            do(ledger.advance(step + 1, ["engine-0@1"]))
+            ledger.unload_trained()
+            if step + 1 <= covered and (step + 1) % JOB_CHECKPOINT_EVERY == 0:
+                do(ledger.durable(step + 1))
+    return sum(len(group.trajectories) for group in ledger.state.groups.values())
+
+
+def _segment(tokens: int) -> Segment:
+    return Segment(
+        tokens=np.arange(tokens, dtype=np.int32),
+        logprobs=np.linspace(-2, -0.1, tokens, dtype=np.float32),
+        versions=np.zeros(tokens, np.int32),
+        finish=Finish.STOP,
+        engine="engine-0",
     )
 
 
-def _step(step: int, groups: int, segment: Segment) -> Iterator[Change]:
+def _groups(step: int, groups: int, segment: Segment, version: int) -> Iterator[Change]:
+    """A step's groups, generated and graded."""
+    segment = replace(segment, versions=np.full(len(segment.tokens), version, np.int32))
     prompt = Prompt(
         id="p", tokens=np.ones(PROMPT_TOKENS, np.int32), task={"kind": "stdio", "tests": [{"input": "1", "output": "1"}]}
     )
-    indices = range(step * groups, (step + 1) * groups)
-    for group in indices:
-        yield Admitted(group=group, version=0, prompt=prompt, completions=COMPLETIONS)
+    for group in range(step * groups, (step + 1) * groups):
+        yield Admitted(group=group, version=version, prompt=prompt, completions=COMPLETIONS)
         for trajectory in range(COMPLETIONS):
             yield Extended(group=group, trajectory=trajectory, segment=segment)
             yield Graded(group=group, trajectory=trajectory, verdict=Verdict(reward=float(trajectory % 2)))
-    yield Taken(step=step, groups=tuple(indices))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["flow"], help="flow latency memory journal peers")
+    parser.add_argument("parts", nargs="*", default=["flow"], help="flow latency memory journal replay peers")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--groups", type=int, default=128, help="of a step in `flow` and `journal`; the job has 512")
+    parser.add_argument("--history", type=int, default=600, help="steps before the start in `replay`")
+    parser.add_argument("--groups", type=int, default=128, help="of a step in all but `latency` and `memory`; the job has 512")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rate in `latency`")
     parser.add_argument("--peers-python", default=sys.executable, help="of an environment with redis and ray")
     arguments = parser.parse_args()
@@ -257,6 +305,8 @@ def main() -> int:
             memory(folder)
         if "journal" in arguments.parts:
             journal(folder, groups=arguments.groups)
+        if "replay" in arguments.parts:
+            replay(folder, groups=arguments.groups, steps=arguments.history)
         if "peers" in arguments.parts:
             subprocess.run([arguments.peers_python, str(ROOT / "benchmarks" / "ledger_peers.py")], check=True)
     return 0
