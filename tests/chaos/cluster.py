@@ -68,7 +68,7 @@ def run_config(folder: Path, *, steps: int) -> RunConfig:
         algo=AlgoConfig(groups_per_step=2, completions_per_group=2, minibatches=1),
         rollout=RolloutConfig(
             max_staleness=1, max_completion_tokens=48, segment_tokens=12, concurrency=4, lease_s=1.5, request_s=20.0,
-            engine_start_s=20.0, engine_restarts=1000, engine_args=["--token-s=0.01"],
+            engine_start_s=20.0, engine_restarts=1000, engine_args=["--pace-s=0.01"],
         ),
         trainer=TrainerConfig(steps=steps, checkpoint_every=2, checkpoints_kept=2, push_s=2.0, stall_s=60.0),
         reward=RewardConfig(slots=1, cpu_limit_s=2.0),

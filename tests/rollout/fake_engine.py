@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--context-length", type=int, default=CONTEXT_TOKENS)
-    parser.add_argument("--token-s", type=float, default=TOKEN_S, help="time that one token takes")
+    parser.add_argument("--pace-s", type=float, default=TOKEN_S, help="time that one token takes")
     parser.add_argument("--config", help="a file with the keys, as `Engine` writes it")
     arguments, _ = parser.parse_known_args()
     keys: dict[str, str] = {}
@@ -308,7 +308,7 @@ def main() -> None:
         port=arguments.port,
         version=arguments.weight_version,
         context_length=arguments.context_length,
-        token_s=arguments.token_s,
+        token_s=arguments.pace_s,
         api_key=keys.get("api-key", ""),
         admin_api_key=keys.get("admin-api-key", ""),
     )
