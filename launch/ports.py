@@ -1,7 +1,7 @@
 """The ports of a run: fixed numbers, so that every node knows them without being told.
 
 No number is used twice in a run, so that several of its nodes may be one machine; and runs that share a node get blocks
-of their own.
+of their own. Blocks consist of whole slots, so that a run can claim its block slot by slot (port_claims.py).
 """
 
 import hashlib
@@ -12,13 +12,15 @@ from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
 
-FIRST_PORT, PORT_LIMIT = 10_000, 32_000
+FIRST_PORT, PORT_LIMIT = 10_240, 32_000  # whole slots
 """Linux hands out ports from 32768 on to whoever asks for any port: a fixed port must lie below."""
 
+HIGHEST_PORT = 65_535
 FIXED_PORTS = 8  # queue, the trainer's rendezvous; the others are spare
 PUSH_PORTS = 8  # for each pipeline stage: a weight group that is made again listens on another
 ENGINE_PORTS = 8  # an engine's own and those that SGLang derives from it
-JOB_PORTS = 512
+SLOT_PORTS = 64
+JOB_PORTS = 8 * SLOT_PORTS
 ENGINE_BLOCK = ENGINE_PORTS + 1  # with the rendezvous of the rollout process whose first engine it is
 
 
@@ -44,25 +46,52 @@ class Ports:
         return cls(queue=base, trainer=base + 1, push=push, engine=engine, rollout=rollout)
 
 
-def choose_base_port(run_dir: Path, config: RunConfig, is_free: Callable[[int], bool], *, job: int | None = None) -> int:
-    """The first port of the run, the next block if that is not free. Raises ConfigError.
+def slots(ports: range) -> range:
+    """The numbers of the slots in which these ports lie."""
+    return range(ports.start // SLOT_PORTS, (ports.stop - 1) // SLOT_PORTS + 1)
+
+
+def choose_base_port(
+    run_dir: Path,
+    config: RunConfig,
+    is_free: Callable[[int], bool],
+    *,
+    take: Callable[[range], bool] = lambda ports: True,
+    job: int | None = None,
+) -> int:
+    """The first port of the run, the next block if that is not free or another run was first to `take` it. Raises ConfigError.
 
     By the hash of the run's folder; in a Slurm job by its number, so that jobs that start on a node at the same time, none
     of them listening yet, do not choose the same.
     """
     count = Ports.count(config)
     if base := config.cluster.base_port:
-        if taken := [port for port in range(base, base + count) if not is_free(port)]:
-            raise ConfigError(
-                f"port {taken[0]} is in use, and the run needs {base} to {base + count - 1}: end what holds it, choose "
-                "another cluster.base_port, or leave that at 0 to have free ports chosen"
-            )
+        _check_block(range(base, base + count), is_free, take)
         return base
-    size = count if job is None else ceil(count / JOB_PORTS) * JOB_PORTS  # blocks of jobs of any size lie on one grid
+    grain = SLOT_PORTS if job is None else JOB_PORTS  # blocks of jobs of any size lie on one grid
+    size = ceil(count / grain) * grain
     blocks = (PORT_LIMIT - FIRST_PORT) // size
     hashed = int.from_bytes(hashlib.sha256(str(run_dir.resolve()).encode()).digest()[:8], "big")
     for offset in range(blocks):
         base = FIRST_PORT + ((hashed if job is None else job) + offset) % blocks * size
-        if all(is_free(port) for port in range(base, base + count)):
+        block = range(base, base + count)
+        if all(map(is_free, block)) and take(block):
             return base
     raise ConfigError(f"no {count} free ports in a row between {FIRST_PORT} and {PORT_LIMIT}")
+
+
+def _check_block(block: range, is_free: Callable[[int], bool], take: Callable[[range], bool]) -> None:
+    """Takes the block that the user chose. Raises ConfigError."""
+    if block[-1] > HIGHEST_PORT:
+        raise ConfigError(
+            f"cluster.base_port={block[0]}: the run needs {len(block)} ports, and {HIGHEST_PORT} is the last there is"
+        )
+    remedy = (
+        f"and the run needs {block[0]} to {block[-1]}: end what holds it, choose another cluster.base_port, "
+        "or leave that at 0 to have free ports chosen"
+    )
+    if taken := [port for port in block if not is_free(port)]:
+        raise ConfigError(f"port {taken[0]} is in use, {remedy}")
+    if not take(block):
+        first, last = (number * SLOT_PORTS for number in (slots(block).start, slots(block).stop))
+        raise ConfigError(f"another run on this machine has taken ports between {first} and {last - 1}, {remedy}")

@@ -14,6 +14,7 @@ from launch.doctor.node import port_is_free
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
 from launch.placement import Node, Process, cuda_devices, describe, place
+from launch.port_claims import PortClaims
 from launch.ports import choose_base_port
 from launch.prepare import PROJECT, RECIPES, prepare
 from launch.progress import Progress, outcome, read_metrics, summary
@@ -48,12 +49,19 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
     Raises ConfigError, PrepareError, SlurmError before anything is started, RunFailed and Interrupted after.
     """
 
-    with Signals() as signals:
-        return _execute(config, run_dir, signals, write=write, resumed=resumed, out=out)
+    with Signals() as signals, PortClaims() as claims:
+        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, out=out)
 
 
 def _execute(
-    config: RunConfig, run_dir: Path, signals: Signals, *, write: Callable[[], None], resumed: bool, out: TextIO
+    config: RunConfig,
+    run_dir: Path,
+    signals: Signals,
+    claims: PortClaims,
+    *,
+    write: Callable[[], None],
+    resumed: bool,
+    out: TextIO,
 ) -> float:
     def say(text: str) -> None:
         print(text, file=out, flush=True)
@@ -65,7 +73,7 @@ def _execute(
         planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
         say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
     prepare(RECIPES[config.model.prepare], say)
-    base_port = choose_base_port(run_dir, config, site.is_free, job=site.job.id if site.job else None)
+    base_port = choose_base_port(run_dir, config, site.is_free, take=claims.take, job=site.job.id if site.job else None)
 
     def placed(lost: frozenset[str]) -> list[Process]:
         return place(config, run_dir, site.nodes, base_port, lost=lost)

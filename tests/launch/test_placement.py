@@ -119,6 +119,11 @@ def test_machine_that_is_too_small_is_refused_with_what_is_needed(tp: int, engin
         place(config(device="cuda", tp=tp, pp=1, engines=engines), RUN, [Node(name="n", address="n", gpus=gpus)], 20_000)
 
 
+def test_fixed_base_without_room_above_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="65000: the run needs 924 ports, and 65535 is the last"):
+        choose_base_port(RUN, config(base_port=65_000, engines=100), lambda port: True)
+
+
 def test_ports_are_the_same_for_the_same_folder_and_differ_between_folders() -> None:
     free = lambda port: True  # noqa: E731
     assert choose_base_port(RUN, config(), free) == choose_base_port(RUN, config(), free)
