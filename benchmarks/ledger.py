@@ -169,7 +169,7 @@ def latency(folder: Path, *, seconds: float) -> None:
             seconds=seconds,
             trajectories_s=rate,
         )
-        reached = seen.messages["ReportVerdict"] / seen.wall_s / (GROUPS * COMPLETIONS / STEP_S)
+        reached = seen.graded / seen.wall_s / (GROUPS * COMPLETIONS / STEP_S)
         print(f"latency at {reached:.1f} times the job's rate ({100 * used_s / seen.wall_s:.0f}% of a core):")
         for name in ("lease", "report"):
             print(f"      {name}: {percentiles(seen.latencies_s[name])}")

@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 
 from rollout import messages as m
+from rollout.changes import Graded
 from rollout.keys import RunKeys
 from rollout.rules import Rules
 from rollout.types import Finish, Position, Segment, Verdict
@@ -26,6 +27,9 @@ HELD = 64  # positions a heartbeat lists
 REPORTS_A_HEARTBEAT = 2.5  # 64 engines every 2 s, 4,096 x 1.2 reports in 60 s
 VERDICTS_A_HEARTBEAT = 32.0  # 16 hosts every 7.5 s
 WAIT_S = 30.0
+GRADING_S = 8.0  # of a sandbox, in the mean
+SPEED_UP = 20.0  # of the sandboxes, where the rest goes as fast as it can: they would carry 37 times the job's rate
+JOB_TRAJECTORIES_S = 4096 / 60.0
 MEAN_TOKENS, SIGMA = 2500.0, 1.0
 
 
@@ -37,6 +41,7 @@ class Load:
     wall_s: float
     messages: Counter[str]
     tokens: int
+    graded: int  # trajectories
     latencies_s: dict[str, list[float]]  # by request, of those that found work waiting or had it at once
 
 
@@ -53,7 +58,8 @@ class Client:
         self.socket.connect(endpoint)
         self.held: dict[Position, None] = {}
         self.owed = 0.0  # heartbeats
-        self.asks = self.tells = False  # a request for leases, a verdict is on its way
+        self.asks = self.tells = False  # a request for leases, a report of verdicts is on its way
+        self.outcomes: list[Position] = []  # of a judge, to be told
         self._ids = itertools.count(1)
         self.waiting: dict[int, tuple[type, float, Callable[[Any], None]]] = {}
 
@@ -74,12 +80,13 @@ class Generator:
         self.clients = {c.socket: c for c in (*self.engines, *self.judges, self.trainer)}
         self.messages: Counter[str] = Counter()
         self.latencies_s: dict[str, list[float]] = defaultdict(list)
-        self.tokens = 0
+        self.tokens = self.graded = 0
         self.version = 0
         self.checkpoint_every = 0
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.pace_s = 0.0  # between the end of a slot's segment and that of its next one; 0: at once
+        self.grading_s = GRADING_S / SPEED_UP
         self._mu = math.log(MEAN_TOKENS) - SIGMA**2 / 2
 
     def close(self) -> None:
@@ -98,7 +105,9 @@ class Generator:
     ) -> Load:
         """So many steps, or seconds of them, after a warm-up; with a rate, no faster than it."""
         slots = ENGINES * ENGINE_SLOTS
-        self.pace_s = slots / (1.2 * trajectories_s) if trajectories_s else 0.0
+        if trajectories_s:
+            self.pace_s = slots / (1.2 * trajectories_s)
+            self.grading_s = GRADING_S * JOB_TRAJECTORIES_S / trajectories_s
         self.checkpoint_every = checkpoint_every
         for engine in self.engines:
             engine.ask(m.RegisterEngine(name=engine.name, url="http://x", tp=4, epoch=1))
@@ -115,7 +124,7 @@ class Generator:
         on_warm()
         self.messages.clear()
         self.latencies_s.clear()
-        self.tokens = 0
+        self.tokens = self.graded = 0
         began_s = time.monotonic()
         self._until(lambda: self.version >= warm_steps + steps, seconds)
         return Load(
@@ -123,6 +132,7 @@ class Generator:
             wall_s=time.monotonic() - began_s,
             messages=self.messages,
             tokens=self.tokens,
+            graded=self.graded,
             latencies_s=dict(self.latencies_s),
         )
 
@@ -141,7 +151,7 @@ class Generator:
                 self.latencies_s["lease"].append(self._took_s)
                 position = Position(*item["position"])
                 engine.held[position] = None
-                self._later(partial(self._report, engine, position, item["max_new_tokens"]))
+                self._later(self.pace_s, partial(self._report, engine, position, item["max_new_tokens"]))
             self._lease(engine)
 
         engine.ask(m.LeaseSegments(holder=engine.name, count=free, wait_s=WAIT_S), work)
@@ -165,7 +175,7 @@ class Generator:
         self._beat(engine, "worker", 1 / REPORTS_A_HEARTBEAT)
 
     def _grade(self, judge: Client) -> None:
-        """As a judge does it: one request for all free slots, and one verdict after another."""
+        """As a judge does it: one request for all free slots."""
         free = JUDGE_SLOTS - len(judge.held)
         if judge.asks or not free:
             return
@@ -175,29 +185,39 @@ class Generator:
             judge.asks = False
             for item in answer["work"]:
                 self.latencies_s["grading lease"].append(self._took_s)
-                judge.held[Position(*item["position"])] = None
-            self._tell(judge)
+                position = Position(*item["position"])
+                judge.held[position] = None
+                self._later(self.grading_s, partial(self._graded, judge, position))
             self._grade(judge)
 
         judge.ask(m.LeaseGrading(holder=judge.name, count=free, wait_s=WAIT_S), work)
 
+    def _graded(self, judge: Client, position: Position) -> None:
+        judge.outcomes.append(position)
+        self._tell(judge)
+
     def _tell(self, judge: Client) -> None:
-        if judge.tells or not judge.held:
+        """As a judge does it: one report at a time, of all verdicts that are there."""
+        if judge.tells or not judge.outcomes:
             return
         judge.tells = True
-        position = next(iter(judge.held))
+        told, judge.outcomes = judge.outcomes, []
         parts = {"tests_passed": 0.5, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0}
-        verdict = Verdict(reward=float(position.trajectory % 2), parts=parts, reason="", cpu_s=1.0, wall_s=1.0)
+        graded = [
+            Graded(p.group, p.trajectory, Verdict(reward=float(p.trajectory % 2), parts=parts, reason="", cpu_s=1.0, wall_s=1.0))
+            for p in told
+        ]
 
         def done(_: Any) -> None:
+            self.graded += len(told)
             judge.tells = False
-            judge.held.pop(position, None)
+            for position in told:
+                judge.held.pop(position, None)
             self._tell(judge)
             self._grade(judge)
 
-        where = {"group": position.group, "trajectory": position.trajectory}
-        judge.ask(m.ReportVerdict(holder=judge.name, **where, verdict=verdict), done)
-        self._beat(judge, "judge", 1 / VERDICTS_A_HEARTBEAT)
+        judge.ask(m.ReportVerdicts(holder=judge.name, graded=graded), done)
+        self._beat(judge, "judge", len(told) / VERDICTS_A_HEARTBEAT)
 
     def _beat(self, client: Client, role: str, share: float) -> None:
         client.owed += share
@@ -223,11 +243,11 @@ class Generator:
 
     # Time.
 
-    def _later(self, act: Callable[[], None]) -> None:
-        if not self.pace_s:
+    def _later(self, mean_s: float, act: Callable[[], None]) -> None:
+        if not mean_s:
             act()
             return
-        due_s = time.monotonic() + self.chance.expovariate(1 / self.pace_s)
+        due_s = time.monotonic() + self.chance.expovariate(1 / mean_s)
         heapq.heappush(self.due, (due_s, next(self._order), act))
 
     def _until(self, true: Callable[[], bool], seconds: float) -> None:

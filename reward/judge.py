@@ -4,7 +4,7 @@ Four kinds of thread, each with a client of its own, joined by two queues:
 
     leaser     takes as many leases as slots are free           ──> work
     slot x N   work ──> grades in its own sandbox                ──> outcomes
-    reporter   outcomes ──> tells the queue server, repeats until it is heard
+    reporter   outcomes ──> tells the queue server all that are there, repeats until it is heard
     main       heartbeats: what is held, what is cancelled, whether the run is closing; the clock of everything
 
 A judge that dies loses nothing: its leases return when it is no longer heard. One that is told to end takes no more leases,
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from conf.schema import RewardConfig
@@ -35,6 +36,7 @@ DRAIN_S = 5.0
 LEASE_WAIT_S = 2.0
 BEAT_S = 0.2  # the main thread looks at its flags so often
 FIGURES_S = 60.0
+TOLD_AT_ONCE = 64  # verdicts in a message, at most
 SANDBOX_TRIES = 3  # lost sandboxes that one completion may cost; then it scores 0, as it may be what breaks them
 
 
@@ -47,7 +49,7 @@ class QueueLike(Protocol):
 
     def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]: ...
 
-    def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str: ...
+    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]: ...
 
     def refuse_task(self, group: int, reason: str) -> None: ...
 
@@ -235,25 +237,42 @@ class Judge:
     def _report_all(self) -> None:
         client = self._connect("reporter")
         try:
-            while (outcome := self._outcomes.get()) is not None:
-                self._report(client, outcome)
+            while outcomes := self._next_outcomes():
+                self._report(client, outcomes)
                 with self._lock:
-                    self._held.pop(outcome.work.position, None)
+                    for outcome in outcomes:
+                        self._held.pop(outcome.work.position, None)
         finally:
             client.close()
 
-    def _report(self, client: QueueLike, outcome: Outcome) -> None:
-        position = outcome.work.position
+    def _next_outcomes(self) -> list[Outcome]:
+        """All that are there, at least one; [] when none will come any more."""
+        outcomes = []
+        outcome = self._outcomes.get()
+        while outcome is not None:
+            outcomes.append(outcome)
+            if len(outcomes) == TOLD_AT_ONCE or self._outcomes.empty():
+                return outcomes
+            outcome = self._outcomes.get()
+        if outcomes:
+            self._outcomes.put(None)  # to be found the next time
+        return outcomes
+
+    def _report(self, client: QueueLike, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.refused:
+                log.warning("refused: %s", outcome.refused)
+                self.figures.add_refused()
+                with suppress(Refused):  # another judge was first
+                    self._tell(partial(client.refuse_task, outcome.work.position.group, outcome.refused))
+        if found := [(outcome.work.position, outcome.verdict) for outcome in outcomes if outcome.verdict is not None]:
+            self._tell(partial(client.verdicts, self.holder, found))
+
+    def _tell(self, request: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + self._stall_s
         while time.monotonic() < deadline_s and not (self._closing.is_set() and self._failure is not None):
             try:
-                if outcome.refused:
-                    log.warning("refused: %s", outcome.refused)
-                    self.figures.add_refused()
-                    with suppress(Refused):  # another judge was first
-                        client.refuse_task(position.group, outcome.refused)
-                elif outcome.verdict is not None:
-                    client.verdict(self.holder, position.group, position.trajectory, outcome.verdict)
+                request()
                 return
             except QueueTimeout as error:
                 log.warning("a verdict waits for the queue server: %s", error)

@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 
 from rollout import messages as m
+from rollout.changes import Graded
 from rollout.keys import RunKeys
 from rollout.types import I32, Batch, EngineInfo, EvalResult, GradingWork, Heard, Position, Segment, SegmentWork, Verdict, Waiting
 from rollout.wire import WireError, decode, pack, unpack
@@ -163,10 +164,10 @@ class QueueClient(_Dialect):
         leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
         return [_grading_work(lease, self._decode_tokens(np.concatenate(lease.completion))) for lease in leases]
 
-    def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str:
-        """`recorded`, or `duplicate` or `gone`: then nobody needs it any more."""
-        request = m.ReportVerdict(holder=holder, group=group, trajectory=trajectory, verdict=verdict)
-        return self._call(request).outcome
+    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
+        """Of each `recorded`, or `duplicate` or `gone`: then nobody needs it any more."""
+        graded = [Graded(position.group, position.trajectory, verdict) for position, verdict in found]
+        return list(self._call(m.ReportVerdicts(holder=holder, graded=graded)).outcomes)
 
     def refuse_task(self, group: int, reason: str) -> None:
         """The task of this group cannot be run at all: the group is dropped as `unrunnable`."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rollout.types import I32, EngineInfo, EvalResult, Finish, GroupParts, Heard, Position, Segment, Verdict, Waiting
+from rollout.changes import Graded
+from rollout.types import I32, EngineInfo, EvalResult, Finish, GroupParts, Heard, Position, Segment, Waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,11 @@ class Reported:
     """What became of a report: `recorded`, or why not (`duplicate`, `stale`, `gone`). None of these needs an action."""
 
     outcome: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictsReported:
+    outcomes: Sequence[str]  # of each, as above
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,12 +211,12 @@ class LeaseGrading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportVerdict:
-    answer: ClassVar[type] = Reported
+class ReportVerdicts:
+    """All that a judge has by now: its slots end while the last report is on its way."""
+
+    answer: ClassVar[type] = VerdictsReported
     holder: str
-    group: int
-    trajectory: int
-    verdict: Verdict
+    graded: Sequence[Graded]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,6 +241,6 @@ class Stop:
 
 Request = (
     Take | Advance | Published | Rewind | Durable | Fleet | StartEval | AskEval | CloseEval | RegisterEngine | UnregisterEngine
-    | Condemn | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportVerdict | Heartbeat | Status | Stop
+    | Condemn | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportVerdicts | Heartbeat | Status | Stop
 )  # fmt: skip
 REQUESTS: dict[str, type] = {kind.__name__: kind for kind in Request.__args__}

@@ -31,7 +31,7 @@ CLIENTS_KNOWN = 256  # by what they saw last
 PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
 OF_THE_TRAINER = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
-    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdict: "judge",
+    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdicts: "judge",
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ class QueueServer:
             m.StartEval: self._start_eval, m.AskEval: self._ask_eval, m.CloseEval: self._close_eval, m.Stop: self._stop,
             m.RegisterEngine: self._register_engine, m.UnregisterEngine: self._unregister_engine,
             m.LeaseSegments: self._lease_segments, m.ReportSegment: self._report_segment, m.RefuseGroup: self._refuse,
-            m.LeaseGrading: self._lease_grading, m.ReportVerdict: self._report_verdict, m.Heartbeat: self._heartbeat,
+            m.LeaseGrading: self._lease_grading, m.ReportVerdicts: self._report_verdicts, m.Heartbeat: self._heartbeat,
         }  # fmt: skip
 
     def receive(self, route: bytes, data: bytes, now: float) -> None:
@@ -227,10 +227,13 @@ class QueueServer:
         self._do(changes)
         return m.Reported(outcome=outcome)
 
-    def _report_verdict(self, request: m.ReportVerdict) -> m.Reported:
-        outcome, changes = self._ledger.grade(request.group, request.trajectory, request.verdict)
-        self._do(changes)
-        return m.Reported(outcome=outcome)
+    def _report_verdicts(self, request: m.ReportVerdicts) -> m.VerdictsReported:
+        outcomes = []
+        for graded in request.graded:
+            outcome, changes = self._ledger.grade(*graded)
+            self._do(changes)
+            outcomes.append(outcome)
+        return m.VerdictsReported(outcomes=outcomes)
 
     def _take(self, request: m.Take) -> m.TakeAnswer | None:
         changes = self._ledger.take(request.step)

@@ -35,8 +35,11 @@ class Queue:
 
     def __init__(self, *waiting: GradingWork) -> None:
         self.waiting = list(waiting)
-        self.verdicts: dict[int, Verdict] = {}
+        self.told: dict[int, Verdict] = {}
         self.reports: list[int] = []  # the group of each verdict, in order
+        self.messages = 0  # that brought them
+        self.open = threading.Event()  # verdicts are taken in
+        self.open.set()
         self.refused: dict[int, str] = {}
         self.cancel: set[Position] = set()
         self.held: set[Position] = set()
@@ -52,12 +55,14 @@ class Queue:
             time.sleep(0.02)
         return taken
 
-    def verdict(self, holder: str, group: int, trajectory: int, verdict: Verdict) -> str:
+    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
         self._answer()
+        assert self.open.wait(20.0)
         with self.lock:
-            self.reports.append(group)
-            self.verdicts[group] = verdict
-        return "recorded"
+            self.messages += 1
+            self.reports += [position.group for position, _ in found]
+            self.told |= {position.group: verdict for position, verdict in found}
+        return ["recorded"] * len(found)
 
     def refuse_task(self, group: int, reason: str) -> None:
         self.refused[group] = reason
@@ -122,18 +127,29 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
 def test_completions_are_graded_and_each_is_reported_once() -> None:
     queue = Queue(*(work(group, RIGHT if group % 2 else WRONG) for group in range(20)))
     with Running(judge_for(queue)):
-        wait_for(lambda: len(queue.verdicts) == 20)
+        wait_for(lambda: len(queue.told) == 20)
     assert sorted(queue.reports) == list(range(20))
-    assert [queue.verdicts[group].reward for group in range(20)] == [0.0, 1.0] * 10
-    assert queue.verdicts[0].reason == "test 1: returned 5, expected 25"
-    assert all(v.parts.keys() == queue.verdicts[0].parts.keys() for v in queue.verdicts.values())
+    assert [queue.told[group].reward for group in range(20)] == [0.0, 1.0] * 10
+    assert queue.told[0].reason == "test 1: returned 5, expected 25"
+    assert all(v.parts.keys() == queue.told[0].parts.keys() for v in queue.told.values())
+
+
+def test_verdicts_that_come_while_a_report_is_on_its_way_travel_together() -> None:
+    queue = Queue(*(work(group, RIGHT) for group in range(6)))
+    queue.open.clear()
+    with Running(judge_for(queue)):
+        wait_for(lambda: not queue.waiting)
+        time.sleep(0.5)  # for what the last slots still grade
+        queue.open.set()
+        wait_for(lambda: len(queue.told) == 6)
+    assert sorted(queue.reports) == list(range(6)) and queue.messages < 6
 
 
 def test_work_that_a_restarted_server_leases_again_is_graded_once() -> None:
     slow = "    import time\n    end = time.time() + 1\n    while time.time() < end: pass\n    return x * x\n"
     queue = Queue(work(1, slow), work(1, slow), work(2, WRONG))
     with Running(judge_for(queue)):
-        wait_for(lambda: len(queue.verdicts) == 2)
+        wait_for(lambda: len(queue.told) == 2)
         time.sleep(0.2)
     assert sorted(queue.reports) == [1, 2]
 
@@ -141,22 +157,22 @@ def test_work_that_a_restarted_server_leases_again_is_graded_once() -> None:
 def test_the_configuration_is_what_a_task_gets_where_it_is_silent() -> None:
     queue = Queue(work(0, WRONG))
     with Running(judge_for(queue, credit="fraction")):
-        wait_for(lambda: queue.verdicts)
-    assert queue.verdicts[0].reward == 0.5
+        wait_for(lambda: queue.told)
+    assert queue.told[0].reward == 0.5
 
 
 def test_a_truncated_completion_is_not_run() -> None:
     queue = Queue(work(0, RIGHT, finish=Finish.LENGTH))
     with Running(judge_for(queue, truncated_reward=-0.5)):
-        wait_for(lambda: queue.verdicts)
-    assert queue.verdicts[0].reward == -0.5
-    assert queue.verdicts[0].parts["truncated"] == 1.0
+        wait_for(lambda: queue.told)
+    assert queue.told[0].reward == -0.5
+    assert queue.told[0].parts["truncated"] == 1.0
 
 
 def test_a_task_that_cannot_be_graded_is_refused_with_its_problem() -> None:
     queue = Queue(work(7, RIGHT, task={"kind": "calls", "entry_point": "f", "tests": []}), work(8, RIGHT))
     with Running(judge_for(queue)):
-        wait_for(lambda: queue.refused and queue.verdicts)
+        wait_for(lambda: queue.refused and queue.told)
     assert "p7: task.tests: must be a list of at least one test" in queue.refused[7]
 
 
@@ -167,8 +183,8 @@ def test_a_cancelled_completion_stops_running_and_is_not_reported() -> None:
         queue.cancel = set(queue.held)
         wait_for(lambda: not queue.held, timeout_s=5)
         queue.waiting.append(work(2, RIGHT))
-        wait_for(lambda: queue.verdicts)
-    assert list(queue.verdicts) == [2]
+        wait_for(lambda: queue.told)
+    assert list(queue.told) == [2]
     assert running.judge.figures.counts()["cancelled"] == 2
 
 
@@ -186,7 +202,7 @@ def test_a_judge_that_is_told_to_end_reports_what_it_has_begun() -> None:
     queue = Queue(work(0, slow), work(1, slow), work(2, slow))
     with Running(judge_for(queue)):
         wait_for(lambda: len(queue.waiting) == 1)
-    assert sorted(queue.verdicts) == [0, 1]
+    assert sorted(queue.told) == [0, 1]
     assert [item.position.group for item in queue.waiting] == [2]
 
 
@@ -196,7 +212,7 @@ def test_a_queue_server_that_is_away_for_a_while_is_only_a_pause() -> None:
     with Running(judge_for(queue)):
         time.sleep(0.5)
         queue.away = False
-        wait_for(lambda: len(queue.verdicts) == 4)
+        wait_for(lambda: len(queue.told) == 4)
 
 
 def test_a_queue_server_that_stays_away_ends_the_judge() -> None:
@@ -212,11 +228,11 @@ def test_a_killed_zygote_costs_no_verdict(completion: str) -> None:
     queue = Queue(*(work(group, completion) for group in range(6)))
     others = set(_children("jail.py"))  # of other tests
     with Running(judge_for(queue)):
-        wait_for(lambda: len(queue.verdicts) >= 1)
+        wait_for(lambda: len(queue.told) >= 1)
         for pid in set(_children("jail.py")) - others:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(queue.verdicts) == 6)
-    assert {verdict.reward for verdict in queue.verdicts.values()} == {1.0}
+        wait_for(lambda: len(queue.told) == 6)
+    assert {verdict.reward for verdict in queue.told.values()} == {1.0}
 
 
 def _children(word: str) -> list[int]:

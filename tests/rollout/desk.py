@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rollout import messages as m
+from rollout.changes import Graded
 from rollout.journal import Journal
 from rollout.ledger import Ledger
 from rollout.prompts import PromptStream
@@ -87,10 +88,11 @@ class Desk:
         request = m.ReportSegment(holder=holder, position=position, segment=segment(versions, finish))
         return self.ask(request)["outcome"]
 
+    def grade(self, position: Position, reward: float) -> str:
+        graded = Graded(position.group, position.trajectory, verdict(reward))
+        return self.ask(m.ReportVerdicts(holder="j", graded=[graded]))["outcomes"][0]
+
     def fill(self, groups: int) -> None:
         for position in self.lease(groups * 2):
             self.report(position, [self.ledger.version])
-            request = m.ReportVerdict(
-                holder="j", group=position.group, trajectory=position.trajectory, verdict=verdict(position.trajectory)
-            )
-            self.ask(request)
+            self.grade(position, float(position.trajectory))

@@ -128,7 +128,7 @@ class Stage:
     def grade(self) -> None:
         for work in self.client.lease_grading("judge", 64, wait_s=0.0):
             position = work.position
-            self.client.verdict("judge", position.group, position.trajectory, Verdict(reward=float(position.trajectory)))
+            self.client.verdicts("judge", [(position, Verdict(reward=float(position.trajectory)))])
 
     def ledger(self, key: str) -> int:
         value = self.client.status()["ledger"][key]

@@ -115,8 +115,7 @@ def test_run_in_which_the_server_is_killed_again_and_again_loses_nothing(served)
         for step in range(3):
             while not isinstance(batch := trainer.take(step, wait_s=0.1), Batch):
                 for work in judge.lease_grading("judge", 8, wait_s=0.0):
-                    where = work.position
-                    judge.verdict("judge", where.group, where.trajectory, verdict(float(where.trajectory)))
+                    judge.verdicts("judge", [(work.position, verdict(float(work.position.trajectory)))])
             served.kill()
             served.start()
             again = trainer.take(step, wait_s=1.0)

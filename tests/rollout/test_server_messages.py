@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout import messages as m
+from rollout.changes import Graded
 from rollout.ledger import Ledger
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import EngineInfo, Position, Segment, Verdict
@@ -27,14 +28,15 @@ SEGMENTS = st.builds(
     lambda versions, finish, engine, first: segment(sorted(versions), finish, engine, first),
     st.lists(st.integers(-1, 3), max_size=9), st.sampled_from(["stop", "length", "cut"]), NAMES, st.integers(0, 3),
 )  # fmt: skip
+VERDICTS = st.builds(Verdict, reward=st.sampled_from([0.0, 1.0, -1e300]))
 BY_TYPE: dict[Any, st.SearchStrategy] = {
     int: NUMBERS,
     str: NAMES | st.sampled_from(["bad_prompt", "unrunnable", "heldout", "worker"]),
     float: WAITS,
     Position: POSITIONS,
     Segment: SEGMENTS,
-    Verdict: st.builds(Verdict, reward=st.sampled_from([0.0, 1.0, -1e300])),
     Sequence[str]: st.lists(NAMES, max_size=3).map(tuple),
+    Sequence[Graded]: st.lists(st.builds(Graded, NUMBERS, NUMBERS, VERDICTS), max_size=3).map(tuple),
     Sequence[Position]: st.lists(POSITIONS, max_size=3).map(tuple),
     EngineInfo | None: st.none() | st.just(ENGINE),
     Mapping[str, float]: st.dictionaries(NAMES, WAITS, max_size=2),

@@ -3,6 +3,7 @@
 import pytest
 
 from rollout import messages as m
+from rollout.changes import Graded
 from rollout.journal import JournalError
 from rollout.wire import pack
 from tests.rollout.builders import segment, verdict
@@ -82,7 +83,7 @@ def test_evaluation_is_leased_first_and_its_result_is_told_once(ready):
     for position in ready.lease(2):
         assert position.group < 0
         ready.report(position, [0])
-        ready.send(m.ReportVerdict(holder="j", group=position.group, trajectory=0, verdict=verdict(1.0)))
+        ready.send(m.ReportVerdicts(holder="j", graded=[Graded(position.group, 0, verdict(1.0))]))
     result = ready.answers()[asked].value["result"]
     assert [p["prompt_id"] for p in result["prompts"]] == ["p100", "p101"]
     assert ready.refusal(m.StartEval(eval_id="x", split="nowhere", completions=1))[0] == "refused"
@@ -178,12 +179,23 @@ def test_what_was_trained_on_is_on_disk_only_and_comes_back_when_the_trainer_doe
         assert in_memory(ready) == {0: False, 1: False}
 
 
+def test_each_verdict_of_a_report_has_an_answer_of_its_own(ready):
+    first, second = ready.lease(2)
+    ready.report(first, [0])
+    ready.report(second, [0])
+    of = [Graded(p.group, p.trajectory, verdict(1.0)) for p in (first, second)]
+    report = m.ReportVerdicts(holder="j", graded=[of[0]])
+    assert ready.ask(report)["outcomes"] == ["recorded"]
+    both = m.ReportVerdicts(holder="j", graded=of)
+    assert ready.ask(both)["outcomes"] == ["duplicate", "recorded"]
+    assert ready.ask(both)["outcomes"] == ["duplicate", "duplicate"]
+
+
 def test_report_that_is_repeated_after_its_group_was_trained_on_loses_nothing(ready):
     positions = ready.lease(4)
     for position in positions:
         ready.report(position, [0, 0])
-        where = {"group": position.group, "trajectory": position.trajectory}
-        ready.ask(m.ReportVerdict(holder="j", **where, verdict=verdict(position.trajectory)))
+        ready.grade(position, float(position.trajectory))
     ready.ask(m.Take(step=0, wait_s=0.0))
     ready.ask(m.Advance(version=1, engines=("e0@1",)))
     assert ready.report(positions[0], [0, 0]) == "recorded"

@@ -215,7 +215,7 @@ class _Fleet:
                 for work in client.lease_grading("judge", 64, wait_s=0.05):
                     position = work.position
                     digest = hashlib.sha256(work.completion.encode()).digest()
-                    client.verdict("judge", position.group, position.trajectory, Verdict(reward=float(digest[0] % 2)))
+                    client.verdicts("judge", [(position, Verdict(reward=float(digest[0] % 2)))])
 
     def _work(self) -> None:
         asyncio.run(self._serve())
