@@ -161,10 +161,10 @@ def latency(folder: Path, *, seconds: float) -> None:
         rate = times * GROUPS * COMPLETIONS / STEP_S
         seen, used_s, _ = drive(
             folder / f"latency-{times}",
-            groups=256,
-            staleness=STALENESS,
+            groups=GROUPS,
+            staleness=JOB_STALENESS,
             warm_steps=0,
-            warm_s=4.0,
+            warm_s=15.0,
             steps=10**6,
             seconds=seconds,
             trajectories_s=rate,
