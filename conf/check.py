@@ -82,7 +82,7 @@ def check(config: RunConfig) -> None:
     for key in POSITIVE:
         if (value := _get(config, key)) <= 0:
             raise ConfigError(f"{key}={value}: must be above 0")
-    if not config.name or "/" in config.name:
+    if config.name in ("", ".", "..") or "/" in config.name:
         raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so it must be one path component")
     if not config.data.train:
         raise ConfigError("data.train is empty: name at least one JSONL file of problems")

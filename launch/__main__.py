@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from math import nan
 from pathlib import Path
 
@@ -88,6 +88,23 @@ def _check_words(words: list[str]) -> None:
                 raise ConfigError(
                     f"{word} has no place in a sweep: its jobs are new runs in a folder of their own, hydra.sweep.dir=…"
                 )
+    if any(word.startswith("resume=") for word in words):
+        _check_resume_words(words)
+
+
+def _check_resume_words(words: list[str]) -> None:
+    """A run that goes on has its folder, its name and its presets already. Raises ConfigError."""
+    presets = {item.name for item in fields(RunConfig) if is_dataclass(item.type)}
+    if len(runs := [word for word in words if word.startswith("resume=")]) > 1:
+        raise ConfigError(f"{' '.join(runs)}: one run at a time can be gone on with")
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if word.startswith(("+", "~")) or re.split("[./@]", key)[0] == "hydra":
+            raise ConfigError(f"{word} is for Hydra, which has no part in a resume: set what the run has, as in trainer.steps=80")
+        if key in ("name", "output"):
+            raise ConfigError(f"{word}: a run that goes on keeps its folder; leave it out, or rename the folder before")
+        if key in presets:
+            raise ConfigError(f"{word}: presets are chosen when a run begins; set what is to change, {key}.…=…")
 
 
 def _failed(error: Exception) -> float:
@@ -128,6 +145,8 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
 
 def _resume(run_dir: Path, overrides: list[str]) -> None:
     """The run's own configuration, and on top of it what the command line says; an experiment was chosen once."""
+    if run_dir.name in ("", ".."):
+        run_dir = run_dir.resolve()  # its name becomes the run's
     stored = OmegaConf.structured(read_run(run_dir))
     kept = [override for override in overrides if not override.startswith("experiment=")]
     merged = OmegaConf.merge(stored, OmegaConf.from_dotlist(kept))

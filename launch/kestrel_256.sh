@@ -28,6 +28,10 @@ trap '' USR1 # a signal to save must not end this shell
 # Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
 script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 while [[ ! -f $script && $script == *" "* ]]; do script=${script% *}; done
+if [[ ! -f $script ]]; then
+  echo "kestrel_256.sh is not where it was submitted from ($script): submit it as a file, and leave that there" >&2
+  exit 2
+fi
 project=$(dirname "$(dirname "$(realpath "$script")")")
 
 # The launcher's own Python needs no torch; those of trainer and fleet are cluster.trainer_python and cluster.rollout_python.

@@ -1,5 +1,6 @@
 """The logs of a run's processes: where one start ends and the next begins, and what a dead process has to say."""
 
+import os
 import re
 import signal
 import time
@@ -10,6 +11,7 @@ from launch.lifecycle import Cause
 
 TAIL_LINES = 25
 READ_LINES = 200
+READ_BYTES = 256 * 1024
 START_MARK = "--- started "
 END_MARK = "--- ended "
 TORCHRUN_VERDICT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -21,10 +23,13 @@ def start_line(argv: Sequence[str]) -> bytes:
 
 
 def last_lines(log: Path, count: int = READ_LINES) -> list[str]:
-    """The last lines of a log, from the last start of its process on."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 256 * 1024))
-        lines = file.read().decode(errors="replace").splitlines()
+    """The last lines of a log, from the last start of its process on; none of a log that was cleared away."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
     starts = [n for n, line in enumerate(lines) if line.startswith(START_MARK)]
     return lines[starts[-1] + 1 if starts else 0 :][-count:]
 

@@ -90,7 +90,10 @@ class Recoveries:
             load_s=max(0.0, float(lines[0]["time"]) - step_s - started_s),
             first_step_s=step_s,
         )
-        with self._path.open("a") as file:
-            print(json.dumps(asdict(done)), file=file)
-        self._say(str(done))
         self._again = None
+        self._say(str(done))
+        try:
+            with self._path.open("a") as file:
+                print(json.dumps(asdict(done)), file=file)
+        except OSError as error:  # a full disk: the run itself goes on
+            self._say(f"warning: {self._path} could not be written: {error.strerror}")

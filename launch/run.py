@@ -82,6 +82,7 @@ def _execute(
     check_before_start(config, run_dir, processes, say)
     is_second_life = site.job is not None and site.job.restarts > 0
     with held(run_dir, patience_s=DEAD_LAUNCHER_S if is_second_life else 0.0, say=say):
+        check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have begun and ended it since
         began_at = newest_checkpoint(run_dir / CHECKPOINTS)
         write()
         RunKeys.create(run_dir)
@@ -90,11 +91,19 @@ def _execute(
         try:
             end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress, signals)
         finally:
-            write_report(run_dir)
+            _report(run_dir, progress.say)
     _settle(end, config, run_dir, site.job, progress.say, began_at=began_at)
     if end.outcome is Outcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
+
+
+def _report(run_dir: Path, say: Callable[[str], None]) -> None:
+    """However the run ended: what becomes of it is not for a report to decide that a full disk has no room for."""
+    try:
+        write_report(run_dir)
+    except OSError as error:
+        say(f"warning: the run has no report: {error}")
 
 
 def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, progress: Progress, signals: Signals) -> End:

@@ -14,8 +14,10 @@ LOOK_S = 0.5
 
 
 def check_run_dir(run_dir: Path, *, resumed: bool) -> None:
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"{run_dir} is not a folder: choose another name or output")
+    """Raises ConfigError."""
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{there} is not a folder: choose another name or output")
     if not resumed and run_dir.is_dir() and any(not entry.name.startswith(".") for entry in run_dir.iterdir()):
         raise ConfigError(f"{run_dir} holds a run already: go on with it by resume={run_dir}, or choose another name")
 
@@ -31,7 +33,9 @@ def held(run_dir: Path, *, patience_s: float = 0.0, say: Callable[[str], None] =
         began_s, told = time.monotonic(), False
         while not _locked(run_dir, lock):
             if time.monotonic() - began_s >= patience_s:
-                raise ConfigError(f"{run_dir} is being run by another launcher: end that one first")
+                raise ConfigError(
+                    f"{run_dir} is being run by another launcher: end that one first, or give a new run a name=… of its own"
+                )
             if not told:
                 say(f"{run_dir} is held by a launcher that should be gone; waiting for it, {patience_s:.0f} s at most")
                 told = True

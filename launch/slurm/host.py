@@ -49,10 +49,11 @@ class _Running:
         self.kill_s, self.drop_s = float("inf"), now + KILLED_S
 
     def step(self) -> str | None:
-        """Its number, once it runs."""
-        with self.log.open("rb") as file:
+        """Its number, once it runs; None too if its log was cleared away."""
+        with suppress(FileNotFoundError), self.log.open("rb") as file:
             file.seek(self.offset)
             return step_id(file.read(HEAD_BYTES).decode(errors="replace").splitlines())
+        return None
 
 
 class SlurmHost:

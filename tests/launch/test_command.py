@@ -53,6 +53,13 @@ def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: P
         (["cluster.kind=slurm"], "cluster.kind=slurm"),
         (["cluster.device=cuda", "cluster.gpus_per_node=1"], "the trainer needs 4 GPUs"),
         (["resume=nowhere"], "nowhere is no run's folder"),
+        (["resume=one", "resume=two"], "resume=one resume=two: one run at a time"),
+        (["resume=one", "name=other"], "name=other: a run that goes on keeps its folder"),
+        (["resume=one", "output=elsewhere"], "output=elsewhere: a run that goes on keeps its folder"),
+        (["resume=one", "trainer=cosine"], "trainer=cosine: presets are chosen when a run begins"),
+        (["resume=one", "+trainer.lr=1"], "+trainer.lr=1 is for Hydra"),
+        (["resume=one", "hydra/launcher=basic"], "hydra/launcher=basic is for Hydra"),
+        (["name=.."], "name='..': the run's folder is output/name"),
     ],
 )
 def test_mistake_ends_with_one_line_and_code_2_and_leaves_nothing(

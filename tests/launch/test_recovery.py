@@ -23,6 +23,17 @@ def write_step(run_dir: Path, step: int, at: float, step_s: float) -> None:
         print(json.dumps({"step": step, "time": at, "time/step_s": step_s}), file=file)
 
 
+def test_recovery_that_cannot_be_written_down_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    said = list[str]()
+    (tmp_path / "recoveries.jsonl").mkdir()
+    recoveries = Recoveries(tmp_path, said.append, Clock())
+    recoveries.note(Stop(name="trainer-0", at_once=True))
+    recoveries.note(Start(process=TRAINER))
+    write_step(tmp_path, 7, time.time() + 1, 2.0)
+    recoveries.tick()
+    assert said[0].startswith("training again") and "recoveries.jsonl could not be written: Is a directory" in said[1]
+
+
 def test_time_from_a_lost_node_to_the_next_step_is_split_without_gap(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     recoveries = Recoveries(tmp_path, said.append, clock)

@@ -6,6 +6,7 @@ starts from there find the stand-ins first.
 
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -80,3 +81,64 @@ def test_second_launcher_of_a_run_is_refused_and_an_interrupt_leaves_nothing(pro
         assert time.monotonic() - started < 10
     assert len(pids) >= 4
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+WAITS_FOR_GO = """
+import pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
+while not (run / "go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_logs_that_are_cleared_away_and_a_report_that_cannot_be_written_cost_no_run(project: Path) -> None:
+    (project / "trainer/__main__.py").write_text(WAITS_FOR_GO + (project / "trainer/__main__.py").read_text())
+    with subprocess.Popen(
+        command("name=one"), cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as launcher:
+        run_dir, deadline = project / "outputs/one", time.monotonic() + 60
+        while not (run_dir / "logs/judge-0.log").exists():
+            assert time.monotonic() < deadline and launcher.poll() is None
+            time.sleep(0.1)
+        for log in (run_dir / "logs").iterdir():
+            log.unlink()
+        (run_dir / "report.html").mkdir()
+        (run_dir / "go").touch()
+        said, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, said
+    assert "warning: the run has no report: " in said and "done: 3 steps" in said
+
+
+@pytest.mark.slow
+def test_folder_that_another_run_filled_since_the_first_look_is_left_alone(project: Path) -> None:
+    """As two launchers do that start at the same moment with one name, when the first one's run is over soon."""
+    slow = project / "python"  # the nodes are examined with it
+    slow.write_text(f'#!/bin/sh\ntouch asked; while [ ! -e go ]; do sleep 0.1; done; exec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    words = command("name=one", f"cluster.trainer_python={slow}")
+    with subprocess.Popen(words, cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        deadline = time.monotonic() + 60
+        while not (project / "asked").exists():
+            assert time.monotonic() < deadline and launcher.poll() is None
+            time.sleep(0.1)
+        other = project / "outputs/one/config.yaml"
+        other.parent.mkdir(parents=True)
+        other.write_text("the other's")
+        (project / "go").touch()
+        said, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2 and "outputs/one holds a run already" in said
+    assert other.read_text() == "the other's" and not (other.parent / "keys").exists()
+
+
+@pytest.mark.slow
+def test_run_is_gone_on_with_from_within_its_folder(project: Path) -> None:
+    assert launch(project, "name=one").returncode == 0
+    run_dir = project / "outputs/one"
+    for name in ("model", "train.jsonl", "rollout", "reward", "trainer"):  # as paths from anywhere would be
+        (run_dir / name).symlink_to(project / name)
+    for _ in range(2):
+        (run_dir / "closed").unlink()
+        resumed = launch(run_dir, "resume=.")
+        assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["name"] == "one"

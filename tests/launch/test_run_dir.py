@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ConfigError
-from launch.run_dir import LOCK_FILE, held
+from launch.run_dir import LOCK_FILE, check_run_dir, held
 
 PROJECT = Path(__file__).parents[2]
 
@@ -19,6 +19,13 @@ def test_second_launcher_is_refused_at_once(tmp_path: Path) -> None:
     with held(tmp_path), pytest.raises(ConfigError, match="being run by another launcher"), held(tmp_path, say=said.append):
         raise AssertionError("both hold it")
     assert said == []
+
+
+@pytest.mark.parametrize("run_dir", ["file", "file/run", "file/deep/run"])
+def test_folder_below_a_file_is_refused_by_that_files_name(tmp_path: Path, run_dir: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file is not a folder"):
+        check_run_dir(tmp_path / run_dir, resumed=False)
 
 
 def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: Path) -> None:

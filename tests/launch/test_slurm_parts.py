@@ -242,6 +242,15 @@ def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) 
     assert done.stdout == f"{project} -m launch cluster.kind=slurm experiment=kestrel_256 a.b=[x, y] name=z\n", done.stderr
 
 
+@pytest.mark.parametrize("said", ["(null)", "/gone/launch/kestrel_256.sh name=z"])
+def test_batch_script_that_is_no_file_any_more_says_so(tmp_path: Path, said: str) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '   Command={said}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", BATCH_SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (2, "") and "submit it as a file" in done.stderr
+
+
 def test_addresses_are_read_from_what_scontrol_shows() -> None:
     text = "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm Version=22.05\nNodeName=n2 NodeAddr=n2.ib State=IDLE\n\n"
     assert parse_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.ib"}

@@ -24,10 +24,12 @@ if "lr: 1.0\\n" in (pathlib.Path(sys.argv[sys.argv.index("--run") + 1]) / "confi
 """
 
 IN_THE_WAY_WITH_LR_1 = """
-import pathlib, sys
+import pathlib, shutil, sys
 run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
 if "lr: 1.0\\n" in (run / "config.yaml").read_text():
-    (run / "report.html").mkdir(exist_ok=True)  # where the launcher will write
+    shutil.rmtree(run / "logs")
+    (run / "logs").touch()  # the launcher will look in it
+    sys.exit(1)
 """
 
 
@@ -71,7 +73,7 @@ def test_launcher_that_cannot_write_ends_its_job_alone(project: Path) -> None:
     assert ended.returncode == 1
     jobs = read_jobs(only_sweep(project))
     assert [job.state for job in jobs] == [State.FAILED, State.DONE]
-    assert "IsADirectoryError" in jobs[0].failure and "report.html" in jobs[0].failure
+    assert "NotADirectoryError" in jobs[0].failure and "logs" in jobs[0].failure
     assert "Traceback" not in ended.stderr
 
 
