@@ -37,6 +37,9 @@ KILLED = -signal.SIGKILL
 PROBLEMS = 12
 FAR_S = 4e8  # the wall clock jumps by at most so much
 
+_transformers = threading.Lock()
+"""Its names are imported where they are first used, and two threads that do so at once get an ImportError."""
+
 
 class ChaosError(AssertionError):
     """Something happened that must not, whatever is killed."""
@@ -79,14 +82,15 @@ class Cluster:
     def __init__(self, folder: Path, chance: random.Random, *, steps: int) -> None:
         self.run, self._chance = folder / "run", chance
         (folder / "model").mkdir(parents=True)
-        write_tokenizer(folder / "model")
         (folder / "model" / "config.json").write_text(json.dumps(QWEN2))
         write_problems(folder / "problems.jsonl", PROBLEMS)
         self.config = run_config(folder, steps=steps)
         write_run(self.config, self.run)
         (self.run / "logs").mkdir(exist_ok=True)
-        rendered(self.config, self.run / "prompts")  # here, where transformers is loaded already
-        decoder(self.config.model.path, self.run / "prompts")
+        with _transformers:  # used up here, so that no process of the run has to load it
+            write_tokenizer(folder / "model")
+            rendered(self.config, self.run / "prompts")
+            decoder(self.config.model.path, self.run / "prompts")
         self.keys = RunKeys.create(self.run)
         self.disk = Disk(folder / "disk")
         (self.run / "ledger.db").symlink_to(self.disk.folder / "ledger.db")
