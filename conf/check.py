@@ -72,6 +72,17 @@ WITHIN = {  # at least, below
 
 def check(config: RunConfig) -> None:
     """Refuses what cannot run, before anything expensive starts. Raises ConfigError."""
+    check_each(config)
+    _check_cluster(config.cluster)
+    _check_algorithm(config)
+    _check_layout(config)
+    _check_objective(config.algo)
+    _check_lengths(config)
+    _check_deadlines(config)
+
+
+def check_each(config: RunConfig) -> None:
+    """The bounds of each setting by itself. Raises ConfigError."""
     for key, allowed in CHOICES.items():
         if (value := _get(config, key)) not in allowed:
             raise ConfigError(f"{key}={value!r}: choose one of {', '.join(repr(a) for a in allowed)}")
@@ -92,12 +103,6 @@ def check(config: RunConfig) -> None:
     for key, (low, high) in WITHIN.items():
         if not low <= (value := _get(config, key)) < high:
             raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
-    _check_cluster(config.cluster)
-    _check_algorithm(config)
-    _check_layout(config)
-    _check_objective(config.algo)
-    _check_lengths(config)
-    _check_deadlines(config)
 
 
 READ_BY_SLURM = ("setup", "container", "container_runtime", "container_mounts", "srun_args", "requeues", "heartbeat_s")

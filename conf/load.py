@@ -23,6 +23,13 @@ def register() -> None:
 
 def to_run_config(composed: DictConfig) -> RunConfig:
     """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
+    config = unchecked(composed)
+    check(config)
+    return config
+
+
+def unchecked(composed: DictConfig) -> RunConfig:
+    """The same, with types and keys checked alone; `conf.check` is yet to be asked. Raises ConfigError."""
     try:
         # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
         values = OmegaConf.to_container(composed, resolve=True)
@@ -31,7 +38,6 @@ def to_run_config(composed: DictConfig) -> RunConfig:
         raise ConfigError(one_line(error)) from error
     assert isinstance(config, RunConfig)
     refuse_secrets(values, os.environ)  # first: other refusals show the value
-    check(config)
     return config
 
 

@@ -36,6 +36,19 @@ def test_unknown_section_is_refused_with_those_there_are() -> None:
         run(["experiment=kestrel_256", "plan.show=[sumary]"])
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.tp=3", "trainer.tp=3 does not divide the 40 query and 8 key-value heads; 2 does"),
+        ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
+        ("trainer.tokens_per_microbatch=9000", "cannot hold the longest trajectory"),
+    ],
+)
+def test_tp_is_refused_for_the_heads_before_the_lengths_that_it_cuts(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(["experiment=kestrel_256", override])
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("plan")
