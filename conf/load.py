@@ -7,6 +7,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from conf.check import check
 from conf.messages import one_line
@@ -57,7 +58,10 @@ def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     path = run_dir / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{run_dir} is no run's folder: it holds no {CONFIG_FILE}")
-    loaded = OmegaConf.load(path)
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must hold a mapping")
     loaded.merge_with_dotlist(list(overrides))

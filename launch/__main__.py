@@ -138,7 +138,8 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
         composed.name = f"{experiment}-{stamp or time.strftime('%Y%m%d-%H%M%S')}"
     if sweep:
         varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run="))]
-        what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override)) for override in varied]
+        # ASCII: a name's limit is in bytes.
+        what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override), flags=re.ASCII) for override in varied]
         composed.output = hydra_config.sweep.dir
         composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])[:LONGEST_NAME]
 

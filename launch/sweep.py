@@ -38,9 +38,16 @@ class Job:
 
 
 def read_jobs(sweep_dir: Path) -> list[Job]:
-    """In the order of their names, which begin with their number."""
-    records = [json.loads(path.read_text()) for path in sorted((sweep_dir / JOBS).glob("[!.]*.json"))]
-    return [Job(**{**record, "state": State(record["state"])}) for record in records]
+    """In the order of their names, which begin with their number; a job with a damaged record is one that failed."""
+    return [_read_job(path) for path in sorted((sweep_dir / JOBS).glob("[!.]*.json"))]
+
+
+def _read_job(path: Path) -> Job:
+    try:
+        record = json.loads(path.read_text())
+        return Job(**{**record, "state": State(record["state"])})
+    except (ValueError, TypeError, KeyError) as error:
+        return Job(name=path.stem, said={}, state=State.FAILED, failure=f"{path} is damaged: {error}", code=1)
 
 
 @dataclass(slots=True)

@@ -83,7 +83,8 @@ def row(job: Job, lines: Sequence[Metrics], wanted_steps: int) -> Row:
 
 def _rewards(lines: Sequence[Metrics], steps: Sequence[Metrics]) -> list[tuple[int, float, float]]:
     start_s = float(lines[0]["time"]) if lines else 0.0
-    return [(line["step"], float(line["time"]) - start_s, float(line["reward/mean"])) for line in steps if "reward/mean" in line]
+    rewarded = [line for line in steps if _values([line], "reward/mean")]
+    return [(line["step"], float(line["time"]) - start_s, float(line["reward/mean"])) for line in rewarded]
 
 
 def _values(lines: Sequence[Metrics], key: str) -> list[float]:
@@ -102,8 +103,9 @@ def varied_keys(rows: Sequence[Row]) -> list[str]:
 
 
 def number(text: str) -> float | None:
+    """None for words, `inf` and `nan` among them: they have no place on an axis of numbers."""
     try:
-        return float(text)
+        return value if isfinite(value := float(text)) else None
     except ValueError:
         return None
 

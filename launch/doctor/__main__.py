@@ -2,6 +2,7 @@
 
     python -m launch.doctor experiment=debug [overrides]            every check
     python -m launch.doctor --fast experiment=debug                 those that every launch makes by itself
+    python -m launch.doctor resume=outputs/NAME [overrides]         of a run that is to go on
 
 Within a Slurm allocation every node of the run is asked, else this machine alone. Exit codes: 0 nothing would fail · 1 something
 would, or the nodes could not be asked · 2 it was asked for wrongly.
@@ -16,7 +17,7 @@ from hydra import compose, initialize_config_module
 from rich.console import Console
 from rich.table import Table
 
-from conf.load import register, to_run_config
+from conf.load import read_run, register, to_run_config
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig
@@ -30,6 +31,7 @@ from launch.run import nodes_at_hand, with_device
 from launch.slurm.job import SlurmError
 
 FAST = "--fast"
+RESUME = "resume="
 FAILED, ASKED_WRONGLY = 1, 2
 WIDTH = 160
 COLOURS = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
@@ -60,6 +62,17 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
     return shown
 
 
+def configuration(words: Sequence[str]) -> RunConfig:
+    """Of the run that a launch with these words would start, or go on with. Raises ConfigError and what Hydra raises."""
+    if resumed := [word for word in words if word.startswith(RESUME)]:
+        return read_run(Path(resumed[0].removeprefix(RESUME)), [word for word in words if word not in resumed])
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        composed = compose("config", overrides=["name=doctor", *words])
+    check_presets(words, composed)
+    return to_run_config(composed)
+
+
 def main(arguments: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     words = [word for word in arguments if word != FAST]
@@ -69,11 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     # Into a file, as a batch job writes, the table is as wide as its texts want.
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
     try:
-        register()
-        with initialize_config_module("conf", version_base="1.3"):
-            composed = compose("config", overrides=["name=doctor", *words])
-        check_presets(words, composed)
-        return 0 if diagnose(to_run_config(composed), fast=FAST in arguments, console=console) else FAILED
+        return 0 if diagnose(configuration(words), fast=FAST in arguments, console=console) else FAILED
     except (DoctorError, SlurmError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return FAILED

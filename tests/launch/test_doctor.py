@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from conf.load import write_run
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.doctor import machine, model_folder, node, pins, problems, storage
+from launch.doctor.__main__ import configuration
 from launch.doctor.case import Case, Node, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
@@ -419,3 +421,19 @@ def test_tokenizer_that_does_not_load_is_a_failure(world: World) -> None:
 
 def test_ranks_are_read_off_the_command() -> None:
     assert machine._ranks(("python", "--nproc-per-node", "3")) == 3
+
+
+def test_run_that_is_to_go_on_is_examined_as_it_was_written(tmp_path: Path) -> None:
+    written = RunConfig(
+        name="one",
+        output=str(tmp_path),
+        model=ModelConfig(path="m"),
+        data=DataConfig(train=["t"]),
+        trainer=TrainerConfig(tokens_per_microbatch=20_480),
+    )
+    write_run(written, tmp_path / "one")
+    assert configuration([f"resume={tmp_path / 'one'}", "trainer.lr=0.5"]) == replace(
+        written, trainer=replace(written.trainer, lr=0.5)
+    )
+    with pytest.raises(ConfigError, match="nowhere is no run's folder"):
+        configuration(["resume=nowhere"])

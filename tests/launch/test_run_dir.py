@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.load import read_run
 from conf.schema import ConfigError
 from launch.run_dir import LOCK_FILE, check_run_dir, held
 
@@ -26,6 +27,13 @@ def test_folder_below_a_file_is_refused_by_that_files_name(tmp_path: Path, run_d
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"/file is not a folder"):
         check_run_dir(tmp_path / run_dir, resumed=False)
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"\xff\xfe", b"- a", b"name: [1"])
+def test_damaged_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        read_run(tmp_path)
 
 
 def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: Path) -> None:

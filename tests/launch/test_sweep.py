@@ -93,6 +93,37 @@ def test_value_that_is_no_number_does_not_spoil_a_mean() -> None:
     assert (found.reward, found.idle_trainer) == (0.5, 0.5)
 
 
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
+def test_sweep_without_one_good_reward_is_reported(tmp_path: Path, reward: float | None) -> None:
+    for run in write_sweep(tmp_path).glob("0*"):
+        (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 5.0, "reward/mean": reward, "time/step_s": 1.0}) + "\n")
+    assert main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_value_without_a_place_on_an_axis_is_a_word(tmp_path: Path, value: str) -> None:
+    for number, said in enumerate(("1.0", value)):
+        job = Job(name=f"{number:02d}", said={"trainer.clip_grad": said}, state=State.DONE)
+        job.write(tmp_path)
+        (tmp_path / job.name).mkdir()
+        (tmp_path / job.name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps(3, 0.5, 1.0)))
+    assert main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "record", ["", '{"name": ', "[]", "{}", '{"name": "a", "said": {}, "state": "asleep"}', '{"state": "done"}']
+)
+def test_job_with_a_damaged_record_is_a_failed_row_beside_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: str
+) -> None:
+    (write_sweep(tmp_path) / "jobs/01-max_staleness=1.json").write_text(record)
+    (tmp_path / "00-max_staleness=0/config.yaml").write_text("a: [")
+    assert main([str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "01-max_staleness=1.json is damaged" in said
+    assert [job.state is State.FAILED for job in read_jobs(tmp_path)] == [False, True, False, True]
+
+
 def test_what_all_jobs_share_is_not_varied(tmp_path: Path) -> None:
     rows = read_sweep(write_sweep(tmp_path))
     assert varied_keys(rows) == [KEY] and choose_x(rows) == KEY
