@@ -138,8 +138,11 @@ def supervise(
         answered = min(len(signals.ending), 1)  # a second one may have come before the first was looked at
         host.end_all(lambda: len(signals.ending) > answered)
         tick()
-    if signals.ending and end.outcome in (Outcome.SAVED, Outcome.SHORT):
-        return End(outcome=Outcome.INTERRUPTED)  # whoever ends a run does not want it requeued
+    if signals.ending and end.outcome is not Outcome.DONE:
+        # Whoever ends a run wants neither that it is requeued nor that a sweep goes on with the next one.
+        if end.why:
+            say(end.why)
+        return End(outcome=Outcome.INTERRUPTED)
     return end
 
 

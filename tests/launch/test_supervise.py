@@ -71,6 +71,31 @@ def test_run_that_was_asked_to_save_ends_as_what_it_was_at_its_end(
         assert supervise(life, host, signals, print, newest=lambda: host.version).outcome is outcome
 
 
+class FailingHost(Host):
+    """Its trainer fails as soon as it is started."""
+
+    def start(self, process: Process) -> None:
+        self._ended = [Ended(name=process.name, cause=Cause(code=1, how=f"{process.name} ended with exit code 1"))]
+
+
+@pytest.mark.parametrize(
+    ("while_ending", "outcome", "said"),
+    [
+        (lambda: None, Outcome.FAILED, []),
+        (lambda: os.kill(os.getpid(), signal.SIGINT), Outcome.INTERRUPTED, ["trainer-0 ended with exit code 1"]),
+    ],
+)
+def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_said(
+    while_ending: Callable[[], None], outcome: Outcome, said: list[str]
+) -> None:
+    """A sweep ends with an interrupted job, and goes on after a failed one."""
+    told: list[str] = []
+    life = Lifecycle(lambda lost: [Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))], RULES)
+    with Signals() as signals:
+        assert supervise(life, FailingHost(0, while_ending), signals, told.append).outcome is outcome
+    assert [text.splitlines()[0].rstrip(". ") for text in told] == said
+
+
 def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the batch script does
     try:
