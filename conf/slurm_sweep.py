@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
+from conf.schema import ConfigError
 from conf.sweep import failures_are_raised
 
 CHOICE = "hydra/launcher=submitit_slurm"
@@ -22,10 +23,13 @@ AT_ONCE = 256
 
 
 def install() -> None:
-    """Needs the packages of requirements/ (or `pip install kestrel[sweep]`); raises ImportError without them."""
+    """Raises ConfigError where the packages that it needs are not installed."""
     Plugins.instance()  # finds them now: it loads their modules anew, and the patch would be lost
-    from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
-    from submitit.core.utils import FailedJobError, UncompletedJobError
+    try:
+        from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+    except ImportError as error:
+        raise ConfigError(f"{CHOICE} needs hydra-submitit-launcher: pip install 'kestrel[sweep]' ({error})") from error
 
     together = SlurmLauncher.launch
 

@@ -166,12 +166,12 @@ def main() -> int:
     # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register()
-    if slurm_sweep.CHOICE in sys.argv:
-        slurm_sweep.install()
-    if OPTUNA in sys.argv:
-        sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
     try:
         _check_words(sys.argv[1:])
+        if slurm_sweep.CHOICE in sys.argv:
+            slurm_sweep.install()
+        if OPTUNA in sys.argv:
+            sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
         if resumed:
             _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])
         else:

@@ -97,6 +97,16 @@ def test_sweep_refuses_what_would_have_no_effect_once(tmp_path: Path, word: str)
     assert f"{word} has no place in a sweep" in ended.stderr
 
 
+def test_sweep_through_slurm_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "submitit").mkdir()
+    (tmp_path / "submitit/__init__.py").write_text("raise ImportError('there is none')")
+    words = ["-m", "experiment=debug", "dry_run=true", "trainer.seed=0,1", "hydra/launcher=submitit_slurm"]
+    ended = launch(tmp_path, *words)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.splitlines()[-1].startswith("launch: hydra/launcher=submitit_slurm needs hydra-submitit-launcher")
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.slow
 def test_every_command_helps() -> None:
     """What can be run and parses its arguments prints how, and does nothing else."""
