@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launch.lifecycle import Start, Stop
-from launch.progress import METRICS_FILE, MetricsFile
+from launch.metrics import METRICS_FILE, MetricsFile
 from launch.supervise import NodeLost
 
 RECOVERIES_FILE = "recoveries.jsonl"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.charts import Axis, chart
-from launch.progress import METRICS_FILE, Metrics, read_metrics
+from launch.metrics import METRICS_FILE, Metrics, read_metrics
 
 REPORT_FILE, TRACE_FILE = "report.html", "trace.json"
 PHASES = (

@@ -13,17 +13,19 @@ from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
+from launch.metrics import read_metrics
 from launch.placement import Node, Process, cuda_devices, describe, place
 from launch.port_claims import PortClaims
 from launch.ports import choose_base_port
 from launch.prepare import PROJECT, RECIPES, prepare
-from launch.progress import Progress, outcome, read_metrics, summary
+from launch.progress import Progress
 from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
 from launch.slurm.host import SlurmHost
 from launch.slurm.job import Job, given_gpus, in_batch_job, probe, requeue, this_job
 from launch.slurm.step import Where
+from launch.summary import outcome, summary
 from launch.supervise import Host, Interrupted, RunFailed, Signals, supervise
 from rollout.keys import RunKeys
 

@@ -8,7 +8,8 @@ from statistics import fmean, median
 
 from conf.load import read_run
 from conf.schema import ConfigError
-from launch.progress import LAST_STEPS, METRICS_FILE, Metrics, read_metrics
+from launch.metrics import METRICS_FILE, Metrics, read_metrics
+from launch.summary import LAST_STEPS
 from launch.sweep import Job, State, read_jobs
 
 SEEDS = ("trainer.seed", "data.seed")  # runs that differ in these alone are repetitions

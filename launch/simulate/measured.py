@@ -17,8 +17,8 @@ from typing import Any
 
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
+from launch.metrics import read_metrics
 from launch.plan.inputs import Lengths
-from launch.progress import read_metrics
 from launch.simulate.scenario import Failures, Fleet, Scenario
 from launch.simulate.simulation import simulate
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds

@@ -8,9 +8,9 @@ import pytest
 
 from conf.load import read_run, write_run
 from conf.schema import ConfigError
+from launch.metrics import read_metrics
 from launch.plan.__main__ import run
 from launch.plan.from_run import knobs, limit, run_report
-from launch.progress import read_metrics
 from launch.simulate.measured import calibrated
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.scenario import Scenario

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from launch.metrics import MetricsFile, read_metrics
 from launch.placement import Process
-from launch.progress import MetricsFile, Progress, outcome, read_metrics, row, summary
+from launch.progress import Progress, row
+from launch.summary import outcome, summary
 
 STEP = {"step": 3, "reward/mean": 0.4375, "lag/max_versions": 2, "tokens/trained": 4096, "time/step_s": 2.5}
 

@@ -1,0 +1,60 @@
+"""`metrics.jsonl`, a line a step, as the trainer writes it: read as it grows, or whole."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Metrics = Mapping[str, Any]  # a line of the file
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsFile:
+    """The lines of metrics.jsonl, as they come; a line that is still being written waits.
+
+    A trainer that resumes replaces the file, without the steps that it will do again; so a line is new by its time.
+    A line that is damaged, by a full disk or two writers, is left out and told to `warn`.
+    """
+
+    def __init__(self, path: Path, *, from_start: bool, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._path, self._warn = path, warn
+        self._inode = 0
+        self._offset = 0
+        self._newest_s = 0.0 if from_start else time.time()
+
+    def new_lines(self) -> list[Metrics]:
+        try:
+            with self._path.open("rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:  # not there yet, or just being replaced on a shared file system
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        lines = (self._read(line) for line in whole.split(b"\n") if line)
+        fresh = [line for line in lines if line is not None and line["time"] > self._newest_s]
+        self._newest_s = max((line["time"] for line in fresh), default=self._newest_s)
+        return fresh
+
+    def _read(self, text: bytes) -> Metrics | None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
+            return line
+        self._warn(f"warning: {self._path} has a damaged line, which is left out: {text[:80]!r}")
+        return None
+
+
+def read_metrics(run_dir: Path) -> list[Metrics]:
+    """The run's lines in order of steps; of a step that was done twice (after a resume) the last one counts."""
+    lines: dict[int, dict[str, Any]] = {}
+    for line in MetricsFile(run_dir / METRICS_FILE, from_start=True).new_lines():
+        lines[line["step"]] = {**lines.get(line["step"], {}), **line}
+    return [lines[step] for step in sorted(lines)]
