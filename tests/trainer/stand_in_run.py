@@ -2,7 +2,8 @@
 
 The engine is `FakeEngine` behind its HTTP port, so pushes are real. What it samples is a pure function of the prompt, the number
 of the trajectory (which takes the place of a seed) and the version; the judge's verdict is one of the completion. So with
-`max_staleness=0` two runs give the same weights, whatever happened to their processes on the way.
+`max_staleness=0` two runs give the same weights, whatever happened to their processes on the way; with more, the clock decides
+which version samples a token, unless `sampled_by` does.
 """
 
 import asyncio
@@ -98,6 +99,7 @@ class Run:
     token_s: float = 0.0005
     dies_in_push: Path | None = None  # a file with the id of the process that does
     hold: Callable[[Position], Awaitable[None]] | None = None  # awaited before a segment is sampled
+    sampled_by: Callable[[Position], int] | None = None  # the version that does; the push of the next one waits for it
 
     @property
     def endpoint(self) -> str:
@@ -170,28 +172,43 @@ class DeadlyEngine(FakeEngine):
         return await super()._receive(http)
 
 
-def _engine(port: int, key: str, token_s: float, victim: Path | None) -> None:
+class PatientEngine(FakeEngine):
+    """Lets a push begin when its worker has noted, in this file, that all is sampled that the version it holds is to sample."""
+
+    finished = Path()
+
+    async def _pause(self, http: web.Request) -> web.Response:
+        while self.weights and not (self.finished.exists() and self.finished.read_text() == self.version):
+            await asyncio.sleep(0.01)
+        return await super()._pause(http)
+
+
+def _engine(port: int, key: str, token_s: float, victim: Path | None, finished: Path | None) -> None:
+    engine = FakeEngine(port=port, api_key=key, token_s=token_s)
     if victim is not None:
-        engine: FakeEngine = DeadlyEngine(port=port, api_key=key, token_s=token_s)
+        engine = DeadlyEngine(port=port, api_key=key, token_s=token_s)
         engine.victim = victim
-    else:
-        engine = FakeEngine(port=port, api_key=key, token_s=token_s)
+    elif finished is not None:
+        engine = PatientEngine(port=port, api_key=key, token_s=token_s)
+        engine.finished = finished
     asyncio.run(serve(engine))
 
 
 class _Fleet:
-    """One engine with its worker, and a judge, in threads of the test's process."""
+    """One engine with its worker, and a judge, in threads of the test's process. Entered when the engine has joined."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._keys = RunKeys.load(run.path)
-        self._ending = threading.Event()
+        self._finished, self._version = run.path / "finished", -1
+        self._joined, self._ending = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
         self._threads = [threading.Thread(target=self._guard, args=(part,)) for part in (self._work, self._judge)]
 
     def __enter__(self) -> None:
         for thread in self._threads:
             thread.start()
+        self._joined.wait(WAIT_S)
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
@@ -205,6 +222,7 @@ class _Fleet:
             part()
         except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             self._failure = error
+            self._joined.set()
 
     def _judge(self) -> None:
         def decode(tokens: I32) -> str:
@@ -223,7 +241,9 @@ class _Fleet:
     async def _serve(self) -> None:
         # A process of its own: engine and trainer join groups by the same names, and a process can use a name once.
         port, key = self._run.first_port + 1, self._keys.engine_api_key
-        engine = ranks.start(_engine, port, key, self._run.token_s, self._run.dies_in_push)
+        self._finished.unlink(missing_ok=True)
+        finished = self._finished if self._run.sampled_by else None
+        engine = ranks.start(_engine, port, key, self._run.token_s, self._run.dies_in_push, finished)
         try:
             await self._lease(f"http://127.0.0.1:{port}", key)
         finally:
@@ -238,11 +258,17 @@ class _Fleet:
             while not await client.healthy():
                 await asyncio.sleep(0.05)
             await queue.register_engine("engine-0", url, 1, time.time_ns() // 1_000_000)
+            self._joined.set()
             flights: dict[asyncio.Task[None], Position] = {}
             while not self._ending.is_set():
                 await queue.heartbeat("engine-0", "worker", list(flights.values()))
                 free = CONCURRENCY - len(flights)
+                if self._run.sampled_by:
+                    self._version = await _held_version(queue)
+                busy = not free or any(map(self._is_due, flights.values()))
                 works = await queue.lease_segments("engine-0", free, wait_s=0.05) if free else []
+                if self._version >= 0 and not busy and not works:
+                    self._finished.write_text(str(self._version))
                 flights |= {asyncio.create_task(self._fly(queue, client, work)): work.position for work in works}
                 done, _ = await asyncio.wait(flights, timeout=0.05) if flights else (set(), set())
                 for task in done:
@@ -252,10 +278,15 @@ class _Fleet:
                 task.cancel()
             await asyncio.gather(*flights, return_exceptions=True)
 
+    def _is_due(self, position: Position) -> bool:
+        return self._run.sampled_by is None or self._run.sampled_by(position) <= self._version
+
     async def _fly(self, queue: AsyncQueueClient, client: EngineClient, work: SegmentWork) -> None:
         position = work.position
         if self._run.hold is not None:
             await self._run.hold(position)
+        while not self._is_due(position):
+            await asyncio.sleep(0.01)
         self._run.generated.append((position, tuple(work.input_tokens.tolist())))
         generated = await client.generate(
             [position.trajectory, *work.input_tokens.tolist()],
@@ -275,3 +306,9 @@ class _Fleet:
             engine="engine-0",
         )
         await queue.report_segment("engine-0", position.group, position.trajectory, position.offset, segment)
+
+
+async def _held_version(queue: AsyncQueueClient) -> int:
+    """That of which the ledger knows that the engine holds it; -1 while it knows of none."""
+    ledger = (await queue.status())["ledger"]
+    return int(ledger["version"]) if ledger["engines"] else -1

@@ -6,10 +6,13 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from rollout import recorded
 from rollout.types import Position
+from rollout.wire import pack
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.stand_in_run import CONCURRENCY, Run, make_run
@@ -21,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def finish(run: Run, *deaths: tuple[int, float]) -> Run:
     """Runs to the end, killed on the way: the trainer so many seconds after a step; then the queue server too."""
     for death in deaths:
-        with run.queue(), pytest.raises(ranks.RankFailed, match=r"rank 0 died|Connection closed by peer"):
+        with run.queue(), pytest.raises(ranks.RankFailed, match=ranks.ONE_WAS_KILLED):
             run.train(strike=(*death, signal.SIGKILL))
     with run.queue():
         run.train()
@@ -39,16 +42,36 @@ def figures(run: Run) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k.startswith(families)} | {"step": line["step"]} for line in run.metrics()]
 
 
-def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+def by_schedule(run: Run) -> Run:
+    """The version a group is admitted at samples it; of every other completion the later tokens are the next version's."""
+    steps_ahead, groups, half = run.config.rollout.max_staleness, run.config.algo.groups_per_step, 8
+
+    def sampled_by(position: Position) -> int:
+        step = position.group // groups
+        later = position.trajectory % 2 == 1 and position.offset >= half
+        return min(step, max(0, step - steps_ahead) + later)
+
+    run.sampled_by = sampled_by
+    return run
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, max_staleness: int) -> None:
+    """With a bound of 0 on any clock; with more where no clock decides which version samples a token."""
     chance = random.Random()
     deaths = [(chance.randint(1, 3), chance.uniform(0.0, 0.6)), (chance.randint(4, 5), chance.uniform(0.0, 0.6))]
     print(f"killed at (step, s later): {deaths}")
     changes = {"data__heldout": [], "algo__reference_refresh_steps": 3, "trainer__steps": 9}
-    plain = finish(make_run(tmp_path / "plain", free_ports(40), **changes))
-    killed = finish(make_run(tmp_path / "killed", free_ports(40), **changes), *deaths)
+    runs = [make_run(tmp_path / name, free_ports(40), rollout__max_staleness=max_staleness, **changes) for name in ("a", "b")]
+    plain, killed = map(by_schedule, runs) if max_staleness else runs
+    finish(plain)
+    finish(killed, *deaths)
     before, after = plain.weights(), killed.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert figures(plain) == figures(killed)
+    lines = plain.metrics()[-3:]
+    assert [line["lag/max_versions"] for line in lines] == [max_staleness] * 3
+    assert all((line["trajectories/multi_version"] > 0) == (max_staleness > 0) for line in lines)
     # The stream of prompts skips and repeats nothing.
     steps, groups = plain.config.trainer.steps, plain.config.algo.groups_per_step
     assert prompts(plain) == prompts(killed) and set(prompts(plain)) == set(range(steps * groups))
@@ -57,6 +80,29 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> 
     assert sum(again) <= CONCURRENCY * len(deaths)
     assert set(Counter(position for position, _ in plain.generated).values()) == {1}
     assert Position(group=0, trajectory=0, offset=plain.config.rollout.segment_tokens) in dict(plain.generated)
+
+
+@pytest.mark.parametrize(("max_staleness", "window"), [(1, 0), (2, 1)])
+def test_batches_taken_before_a_kill_are_served_again_token_for_token(tmp_path: Path, max_staleness: int, window: int) -> None:
+    """On any clock: here it has pushes fall into completions."""
+    settings = {"rollout__max_staleness": max_staleness, "rollout__window": window, "trainer__checkpoint_every": 3}
+    run = make_run(tmp_path, free_ports(40), data__heldout=[], **settings)
+    run.token_s = 0.05
+    with run.queue(), pytest.raises(ranks.RankFailed, match=ranks.ONE_WAS_KILLED):
+        run.train(strike=(5, 0.1, signal.SIGKILL))
+    taken = recorded.steps(run.path, run.config)
+    before = dict(zip(taken, recorded.batches(run.path, run.config, taken), strict=True))
+    assert any(np.ptp(t.versions[t.sampled]) for batch in before.values() for t in batch.trajectories)
+    lines = {line["step"]: line for line in figures(run)}
+    resumed_from = max((version for version, _ in complete(run.path / "checkpoints")), default=0)
+    finish(run)
+    served = [step for step in recorded.steps(run.path, run.config) if step in before and step >= resumed_from]
+    assert served
+    for step, batch in zip(served, recorded.batches(run.path, run.config, served), strict=True):
+        assert pack(batch) == pack(before[step])
+    # And they are what the trainer was served, as their losses and gradients show.
+    again = [line for line in figures(run) if line["step"] in lines and line["step"] > resumed_from]
+    assert again and again == [lines[line["step"]] for line in again]
 
 
 def test_told_to_leave_while_it_waits_for_a_batch_that_does_not_come_the_trainer_saves_and_goes(tmp_path: Path) -> None:
