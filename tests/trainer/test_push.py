@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from tests.trainer import ranks
 from tests.trainer.test_policy import batch, config, model_folder
 from trainer.push import PushReport, plan_buckets
 from trainer.spec import Layout, read_spec
+
+KEY = "secret"
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 5_000, 10**9])
@@ -117,11 +121,26 @@ def test_an_engine_that_will_not_join_is_named_and_stops_nothing(tmp_path: Path)
 @pytest.mark.timeout(600)
 def test_engines_answer_greedily_what_transformers_does_with_the_exported_weights(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
+    with real_engines(folder, tmp_path) as engines:
+        fleet = as_registered(engines)
+        held = ranks.run(train_and_push, 4, folder, fleet, KEY, free_port(), str(tmp_path / "hf"), deadline_s=300)
+        assert held == [[["engine-0@1", "engine-1@1"]] * 2] * 4
+        prompt = [5, 9, 33]
+        expected = greedy(tmp_path / "hf", prompt, 24)
+        for engine in engines:
+            answer = asyncio.run(complete(engine, prompt, 24))
+            assert answer.tokens.tolist() == expected
+            assert set(answer.versions.tolist()) == {2}
+
+
+@contextmanager
+def real_engines(folder: str, logs: Path) -> Iterator[list[Engine]]:
+    """Two of SGLang's, which hold no weights yet."""
     engines = [
         Engine(
             EngineSettings(
-                model=Path(folder), port=free_port(), log_file=tmp_path / f"engine-{n}.log", device="cpu", dtype="float32",
-                api_key="secret", max_total_tokens=2048, max_running_requests=4,
+                model=Path(folder), port=free_port(), log_file=logs / f"engine-{n}.log", device="cpu", dtype="float32",
+                api_key=KEY, max_total_tokens=2048, max_running_requests=4,
             )
         )
         for n in range(2)
@@ -131,18 +150,14 @@ def test_engines_answer_greedily_what_transformers_does_with_the_exported_weight
             engine.start()
         for engine in engines:
             asyncio.run(engine.wait_ready(240))
-        fleet = [EngineInfo(name=f"engine-{n}", url=e.url, tp=1, epoch=1) for n, e in enumerate(engines)]
-        held = ranks.run(train_and_push, 4, folder, fleet, "secret", free_port(), str(tmp_path / "hf"), deadline_s=300)
-        assert held == [[["engine-0@1", "engine-1@1"]] * 2] * 4
-        prompt = [5, 9, 33]
-        expected = greedy(tmp_path / "hf", prompt, 24)
-        for engine in engines:
-            answer = asyncio.run(complete(engine, prompt, 24))
-            assert answer.tokens.tolist() == expected
-            assert set(answer.versions.tolist()) == {2}
+        yield engines
     finally:
         for engine in engines:
             engine.stop()
+
+
+def as_registered(engines: list[Engine]) -> list[EngineInfo]:
+    return [EngineInfo(name=f"engine-{n}", url=e.url, tp=1, epoch=1) for n, e in enumerate(engines)]
 
 
 async def complete(engine: Engine, prompt: list[int], count: int) -> Generated:
