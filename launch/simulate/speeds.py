@@ -26,6 +26,7 @@ class TrainerSpeeds:
     push_s: float  # nothing decodes and nothing trains meanwhile
     checkpoint_stall_s: float  # what the trainer sees of a checkpoint
     checkpoint_write_s: float  # until it is safe
+    spread: tuple[float, ...] = (1.0,)  # of the passes' time, step after step, and again from the first
 
 
 def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: float) -> EngineSpeeds:

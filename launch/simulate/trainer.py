@@ -88,9 +88,10 @@ class Trainer:
         step, speeds = self._step, self._speeds
         step.wait_s += self._events.now_s - self._since_s
         tokens = self._look_at(step)
-        step.old_logprob_s = tokens * speeds.old_logprob_s_per_token
-        step.ref_logprob_s = tokens * speeds.ref_logprob_s_per_token
-        step.train_s = tokens * speeds.train_s_per_token + speeds.step_overhead_s
+        weight = tokens * speeds.spread[self.version % len(speeds.spread)]
+        step.old_logprob_s = weight * speeds.old_logprob_s_per_token
+        step.ref_logprob_s = weight * speeds.ref_logprob_s_per_token
+        step.train_s = weight * speeds.train_s_per_token + speeds.step_overhead_s
         self._turn_to(Doing.TRAINING)
         self._later(step.old_logprob_s + step.ref_logprob_s + step.train_s, self._trained)
 

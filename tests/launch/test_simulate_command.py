@@ -189,8 +189,44 @@ def test_the_first_half_of_a_debug_run_predicts_the_second() -> None:
     rows = {row.what: row for row in comparison.rows}
     assert comparison.within, table(comparison)
     assert abs(rows["step"].error) < 0.2
-    assert rows["trainer idle"].predicted == pytest.approx(rows["trainer idle"].measured, abs=0.1)
-    assert rows["rollout idle"].predicted == pytest.approx(rows["rollout idle"].measured, abs=0.1)
+    assert rows["trainer idle"].predicted == pytest.approx(rows["trainer idle"].measured, abs=0.05)
+    assert rows["rollout idle"].predicted == pytest.approx(rows["rollout idle"].measured, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("unit", "predicted", "actual", "within"),
+    [
+        ("fraction", 0.061, 0.113, False),  # neither within a fifth nor within 0.05
+        ("fraction", 0.064, 0.113, True),  # within 0.05
+        ("fraction", 0.24, 0.368, False),
+        ("fraction", 0.44, 0.368, True),  # within a fifth
+        ("s", 5.99, 5.0, True),
+        ("s", 0.04, 0.01, False),  # seconds are judged by their ratio alone
+    ],
+)
+def test_small_fractions_are_judged_by_their_distance_and_others_by_their_ratio(
+    unit: str, predicted: float, actual: float, within: bool
+) -> None:
+    row = measured.Compared(what="x", unit=unit, binding=True, first_half=1.0, predicted=predicted, measured=actual)
+    assert row.within is within
+
+
+def test_steps_after_the_last_admission_are_left_out_of_a_run_that_ended() -> None:
+    config, lines = measured.read_run(DEBUG_RUN), measured.step_lines(DEBUG_RUN)
+    assert [line["step"] for line in measured.supplied(config, lines)] == list(range(1, 49))
+    assert measured.supplied(config, lines[:30]) == lines[:30]
+
+
+def test_passes_differ_from_step_to_step_as_they_were_measured_to() -> None:
+    even = scenario_of(small_job(), Options(failures=False))
+    passes_s = sum(step.old_logprob_s + step.ref_logprob_s + step.train_s for step in simulate(even).steps)
+    uneven = replace(even, trainer=replace(even.trainer, spread=(0.5, 1.5)))
+    steps = simulate(uneven).steps
+    assert sum(step.old_logprob_s + step.ref_logprob_s + step.train_s for step in steps) == pytest.approx(passes_s, rel=0.1)
+    ratios = [step.train_s / before.train_s for before, step in zip(steps[::2], steps[1::2], strict=True)]
+    assert min(ratios) > 1.5  # three times, but for their tokens
+    lines = [as_metrics(step, uneven) for step in steps]
+    assert measured._spread(lines, 128 * 1200.0) == pytest.approx([0.5, 1.5] * 5, rel=0.3)
 
 
 @pytest.mark.slow
