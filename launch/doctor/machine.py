@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from launch.doctor.case import Case, Node
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning, worst
 from launch.doctor.node import UNLIMITED
-from launch.doctor.storage import OPTIMIZER_BYTES, WEIGHT_BYTES
+from launch.doctor.storage import WEIGHT_BYTES
+from launch.plan.reliability import host_bytes
 from launch.ports import PORT_LIMIT
 
 GIB = 1024**3
@@ -13,7 +14,6 @@ OPEN_FILES = (1024, 8192)  # below the first it fails, below the second it may: 
 USER_PROCESSES = (1024, 8192)  # threads count
 SHARED_MEMORY = {"cpu": (32 * 1024**2, 256 * 1024**2), "cuda": (512 * 1024**2, 8 * GIB)}  # NCCL's buffers, SGLang's ranks
 CPU_RANK_BYTES, CPU_ENGINE_BYTES = 0.7e9, 1.5e9  # of the debug model, beside the weights
-ONE_BUCKET = 5 / 3  # of what a save gathers, where gradients have one bucket (docs/trainer.md, "Checkpoints")
 OVERCOMMIT_NEVER = 2
 USED_GPU_MB = 1024
 SKEW_S = (2.0, 60.0)  # warns, fails
@@ -115,9 +115,10 @@ def _needed_bytes(case: Case, node: str) -> int:
     ranks = {p.role: _ranks(p.argv) for p in case.processes if p.node == node}
     if case.on_gpus:
         trainer = case.config.trainer
-        gathered = OPTIMIZER_BYTES * (1.0 if trainer.overlap_grad_reduce else ONE_BUCKET)
         reference = WEIGHT_BYTES[case.config.model.dtype] if case.config.algo.kl_coef > 0 else 0
-        return int((gathered + reference) * case.parameters / (trainer.tp * trainer.pp) * ranks.get("trainer", 0))
+        share = case.parameters / (trainer.tp * trainer.pp)
+        of_a_rank = host_bytes(share, one_bucket=not trainer.overlap_grad_reduce, reference_bytes=reference)
+        return int(of_a_rank * ranks.get("trainer", 0))
     return int(CPU_RANK_BYTES * ranks.get("trainer", 0) + CPU_ENGINE_BYTES * ranks.get("rollout", 0))
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from launch.plan.inputs import Cluster, Model
-from launch.plan.training import PCIE_BYTES_S, STATE_BYTES
+from launch.plan.speed import Speed
+from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, Layout, stage_parameters
 
+ONE_BUCKET = 5 / 3  # of what a save gathers, where gradients have one bucket (docs/trainer.md, "Checkpoints")
 FLAT = 0.001  # intervals whose cost is within so much of a run of the best one are as good
 
 
@@ -13,7 +14,7 @@ FLAT = 0.001  # intervals whose cost is within so much of a run of the best one 
 class Reliability:
     state_bytes: float
     write_s: float  # through the shared storage; asynchronous, so training goes on
-    stall_s: float  # copying each GPU's part into pinned memory
+    stall_s: float  # gathering the optimizer's state over the data-parallel ranks, and copying it into the host's memory
     job_mtbf_s: float  # between two failures of any node
     trainer_mtbf_s: float  # of a trainer node: only these cost steps
     young_s: float  # sqrt(2 x stall x MTBF) of the trainer's nodes
@@ -25,10 +26,29 @@ class Reliability:
     lost_s_a_failure: float  # of a trainer node: steps done again, loading, restarting
 
 
-def reliability(model: Model, cluster: Cluster, *, steps: int, step_s: float, trainer_nodes: int) -> Reliability:
-    state = STATE_BYTES * model.parameters
-    write_s = state / cluster.storage_bytes_s
-    stall_s = state / (trainer_nodes * cluster.gpus_per_node) / PCIE_BYTES_S
+def host_bytes(parameters: float, *, one_bucket: bool = False, reference_bytes: int = 0) -> float:
+    """Of the host's memory, for a rank of so many parameters: what a save gathers there and keeps until it is written, and the
+    reference weights, which wait there. `one_bucket`: of gradients, without trainer.overlap_grad_reduce."""
+    return (OPTIMIZER_BYTES * (ONE_BUCKET if one_bucket else 1.0) + reference_bytes) * parameters
+
+
+def gathered_bytes(speed: Speed, layout: Layout) -> float:
+    """That each rank holds in the end: master weights and moments of its share of the model, of all data-parallel ranks."""
+    return host_bytes(stage_parameters(speed.model, layout))
+
+
+def save_stall_s(speed: Speed, layout: Layout) -> float:
+    """The gathering over the network, and the copy over PCIe. The bf16 weights are copied by one rank of each share: left out."""
+    shards = layout.dp * layout.cp
+    network = speed.cluster.network_bytes_s * speed.constants.network_fraction
+    return gathered_bytes(speed, layout) * ((shards - 1) / shards / network + 1 / PCIE_BYTES_S)
+
+
+def reliability(speed: Speed, layout: Layout, *, steps: int, step_s: float) -> Reliability:
+    cluster = speed.cluster
+    state = STATE_BYTES * speed.model.parameters
+    write_s, stall_s = state / cluster.storage_bytes_s, save_stall_s(speed, layout)
+    trainer_nodes = ceil(layout.gpus / cluster.gpus_per_node)
     trainer_mtbf_s = cluster.node_mtbf_s / trainer_nodes
     shortest = max(1, ceil(write_s / step_s))  # one checkpoint is written before the next begins
 

@@ -9,9 +9,10 @@ from launch.plan.calibrate import DATA, stored, stored_errors
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
 from launch.plan.lines import Line, count, gb, total
+from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
 from launch.plan.search import Plan
 from launch.plan.study import STATED, WHAT_IFS, Study, longest_by_concurrency
-from launch.plan.training import OPTIMIZER_BYTES, STATE_BYTES, USABLE, WEIGHT_BYTES
+from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, WEIGHT_BYTES, stage_parameters
 from launch.plan.training_points import published
 
 FIELD = DATA / "field.csv"
@@ -283,13 +284,24 @@ def staleness(study: Study) -> str:
 
 
 def checkpoints(study: Study) -> str:
+    work, one_bucket = study.workload, not study.config.trainer.overlap_grad_reduce
+    reference = WEIGHT_BYTES if work.reference else 0
+
+    def of_a_node(plan: Plan) -> float:
+        """Of the host's memory."""
+        layout = plan.training.layout
+        of_a_rank = host_bytes(stage_parameters(study.model, layout), one_bucket=one_bucket, reference_bytes=reference)
+        return min(layout.gpus, study.cluster.gpus_per_node) * of_a_rank
+
     def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
         return (name, *(value(plan) for plan in study.best.values()))
 
     rows = [
         row("state", lambda p: gb(p.reliability.state_bytes)),
         row("to storage", lambda p: f"{p.reliability.write_s:.1f} s"),
-        row("trainer stalls", lambda p: f"{p.reliability.stall_s:.2f} s"),
+        row("a rank gathers", lambda p: gb(gathered_bytes(p.speed, p.training.layout))),
+        row("trainer stalls", lambda p: f"{p.reliability.stall_s:.1f} s"),
+        row("host memory, a trainer node", lambda p: gb(of_a_node(p))),
         row("a node of the job fails every", lambda p: f"{p.reliability.job_mtbf_s / 3600:.1f} h"),
         row("a node of the trainer", lambda p: f"{p.reliability.trainer_mtbf_s / 3600:.1f} h"),
         row("failures in the run", lambda p: f"{p.reliability.failures:.1f}"),
@@ -300,7 +312,14 @@ def checkpoints(study: Study) -> str:
         row("lost a trainer failure", lambda p: f"{p.reliability.lost_s_a_failure:.0f} s"),
         row("whole run", lambda p: f"{p.hours:.1f} h"),
     ]
-    return table(("", *study.best), rows)
+    bucket = f", times {ONE_BUCKET:.2f} as trainer.overlap_grad_reduce=false leaves one bucket" if one_bucket else ""
+    waits = f", and the reference's {reference} bytes, which wait there" if reference else ""
+    return (
+        f"{table(('', *study.best), rows)}\n\n"
+        f"gathered: {OPTIMIZER_BYTES} bytes for each parameter of a rank's share, on every data-parallel rank, over "
+        f"{study.cluster.network_bytes_s / 1e9:.0f} GB/s NICs and {PCIE_BYTES_S / 1e9:.0f} GB/s PCIe\n"
+        f"host memory: the same until it is written{bucket}{waits}; {study.cluster.gpus_per_node} ranks a node"
+    )
 
 
 def configured(study: Study) -> str:

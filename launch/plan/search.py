@@ -82,8 +82,7 @@ class Plan:
 
     @cached_property
     def reliability(self) -> Reliability:
-        steps, nodes = self.workload.steps, self.trainer_nodes
-        return reliability(self.speed.model, self.speed.cluster, steps=steps, step_s=self.step_s, trainer_nodes=nodes)
+        return reliability(self.speed, self.training.layout, steps=self.workload.steps, step_s=self.step_s)
 
     @property
     def hours(self) -> float:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from launch.plan.inputs import Workload
+from launch.plan.reliability import save_stall_s
 from launch.plan.speed import Speed
-from launch.plan.training import PCIE_BYTES_S, STATE_BYTES, Layout, push_s, training_cost
+from launch.plan.training import STATE_BYTES, Layout, push_s, training_cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +45,12 @@ def trainer_speeds(speed: Speed, workload: Workload, layout: Layout) -> TrainerS
     cost = training_cost(workload, speed, layout)
     pushed_s = push_s(speed, layout)
     token_s = (cost.step_s - pushed_s) / (4 + workload.reference) / workload.trained_tokens
-    state_bytes = STATE_BYTES * speed.model.parameters
     return TrainerSpeeds(
         old_logprob_s_per_token=token_s,
         ref_logprob_s_per_token=token_s if workload.reference else 0.0,
         train_s_per_token=3 * token_s,
         step_overhead_s=0.0,
         push_s=pushed_s,
-        checkpoint_stall_s=state_bytes / layout.gpus / PCIE_BYTES_S,
-        checkpoint_write_s=state_bytes / speed.cluster.storage_bytes_s,
+        checkpoint_stall_s=save_stall_s(speed, layout),
+        checkpoint_write_s=STATE_BYTES * speed.model.parameters / speed.cluster.storage_bytes_s,
     )
