@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from launch.child import end_group, start_guarded
 
@@ -23,6 +24,8 @@ CACHE = Path("cache")
 HASH_FILE = ".made_from"
 PROJECT = Path(__file__).resolve().parents[1]
 SAID_LINES = 15  # of a script that failed
+PATIENCE_S = 3600.0  # for another launch that makes the same
+SAID_EVERY_S = 30.0
 
 
 class PrepareError(RuntimeError):
@@ -48,7 +51,7 @@ RECIPES: dict[str, Sequence[Made]] = {  # by model.prepare
         Made(target=Path("debug/data"), what="generated problems", module="reward.generated"),
         Made(
             target=Path("debug/model"),
-            what="the debug model, warm-started (about 2 minutes)",
+            what="the debug model, warm-started (about 2 minutes on two idle cores)",
             module="trainer.warm_start",
             needs="debug/data",
         ),
@@ -77,10 +80,16 @@ def prepare(recipes: Sequence[Made], say: Callable[[str], None], cache: Path = C
     """Makes what is missing or out of date, in order. Raises PrepareError."""
     if all(_is_current(made, cache) for made in recipes):
         return
-    with _one_at_a_time(cache):
+    with _one_at_a_time(cache, say):
         for made in recipes:
             if not _is_current(made, cache):
                 _make(made, cache, say)
+
+
+def makes(recipes: Sequence[Made], path: str, cache: Path = CACHE) -> bool:
+    """Whether this file or folder is part of what one of the recipes has yet to make."""
+    targets = [cache / made.target for made in recipes]
+    return any(Path(path).is_relative_to(target) and not target.exists() for target in targets)
 
 
 def _is_current(made: Made, cache: Path) -> bool:
@@ -111,7 +120,11 @@ def _make(made: Made, cache: Path, say: Callable[[str], None]) -> None:
     data = ("--data", str(cache / made.needs)) if made.needs else ()
     started = time.monotonic()
     say(f"preparing {target}: {made.what}, made once")
-    _run([sys.executable, "-m", made.module, *made.arguments, *data, "--out", str(out)], say)
+    try:
+        _run([sys.executable, "-m", made.module, *made.arguments, *data, "--out", str(out)], say)
+    except KeyboardInterrupt:
+        say(f"interrupted: the next launch makes {target} anew")
+        raise
     (unfinished / HASH_FILE).write_text(_hash(made, cache))
     if target.exists():
         shutil.rmtree(target)
@@ -145,9 +158,26 @@ def _indented(lines: list[str]) -> str:
 
 
 @contextmanager
-def _one_at_a_time(cache: Path) -> Iterator[None]:
-    """Two launches must not make the same thing; the second waits, and then finds it made."""
+def _one_at_a_time(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Two launches must not make the same thing; the second waits, and then finds it made. Raises PrepareError."""
     cache.mkdir(parents=True, exist_ok=True)
+    began_s = time.monotonic()
+    next_said_s = 0.0
     with (cache / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _locked(lock):
+            waited_s = time.monotonic() - began_s
+            if waited_s > PATIENCE_S:
+                raise PrepareError(f"another launch has held {cache}/.lock for {waited_s:.0f} s: end it, and launch again")
+            if waited_s >= next_said_s:
+                say(f"waiting for another launch, which prepares {cache} ({waited_s:.0f} s)")
+                next_said_s += SAID_EVERY_S
+            time.sleep(0.5)
         yield
+
+
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

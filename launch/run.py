@@ -11,6 +11,7 @@ from conf.schema import ConfigError, RunConfig
 from launch.costs import costs
 from launch.doctor.examine import check_before_start
 from launch.doctor.node import port_is_free
+from launch.doctor.problems import check_files
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
 from launch.metrics import read_metrics
@@ -74,6 +75,7 @@ def _execute(
     if site.job is not None and len(site.nodes) != config.cluster.nodes:
         planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
         say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
+    check_files(config)
     prepare(RECIPES[config.model.prepare], say)
     base_port = choose_base_port(run_dir, config, site.is_free, take=claims.take, job=site.job.id if site.job else None)
 
@@ -133,7 +135,8 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
     """
     newest = newest_checkpoint(run_dir / CHECKPOINTS)
     start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
-    how_to_go_on = f"go on from the last checkpoint with: make run resume={run_dir}   (python -m launch resume={run_dir})"
+    goes_on = "go on from the last checkpoint" if newest else "it has no checkpoint yet; begin it again"
+    how_to_go_on = f"{goes_on} with: make run resume={run_dir}   (python -m launch resume={run_dir})"
     match end.outcome:
         case Outcome.INTERRUPTED:
             say(f"interrupted; {how_to_go_on}")
@@ -147,7 +150,7 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
             say(f"the job is requeued and will go on from {start}. {end.why}".rstrip())
             requeue(job)
         case Outcome.SAVED if job is None:
-            say(f"saved version {newest}; {how_to_go_on}" if newest else f"nothing was saved yet; {how_to_go_on}")
+            say(f"saved version {newest}; {how_to_go_on}" if newest else how_to_go_on)
         case Outcome.SAVED | Outcome.SHORT:
             raise RunFailed(f"the job was requeued {config.cluster.requeues} times (cluster.requeues). {end.why}\n{how_to_go_on}")
         case Outcome.FAILED:

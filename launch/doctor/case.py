@@ -18,7 +18,7 @@ from conf.schema import ConfigError, RunConfig
 from launch.doctor.pins import pinned_packages
 from launch.placement import Process
 from launch.plan.inputs import read_model
-from launch.prepare import PROJECT
+from launch.prepare import PROJECT, RECIPES, makes
 from launch.slurm.job import in_batch_job
 from launch.slurm.step import Where, everywhere_command
 
@@ -69,7 +69,7 @@ class Case:
 
     def made_later(self, path: str) -> bool:
         """Whether the launch will make what is not there yet."""
-        return bool(self.config.model.prepare) and not Path(path).exists()
+        return not Path(path).exists() and makes(RECIPES[self.config.model.prepare], path)
 
     @cached_property
     def parameters(self) -> float:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.schema import ConfigError, RunConfig
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG, read_shape
+from launch.prepare import RECIPES, makes
 from reward.task import TaskError, parse_task
 from rollout.prompts import Problem, ProblemError, load_tokenizer, read_problem, render
 
@@ -94,6 +96,14 @@ def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
             return failure(f"{key}: no problems in {', '.join(sources)}", "name files that hold problems, one JSON object a line")
         counts.append(f"{len(read.problems)} of {key}")
     return ok(" and ".join(counts) + (" are looked at" if most_bytes else "")) if counts else skipped("all are remote")
+
+
+def check_files(config: RunConfig) -> None:
+    """Before anything is made: the files are there, or will be. Raises ConfigError."""
+    for key, sources in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
+        for source in sources:
+            if not (source.startswith(REMOTE) or Path(source).exists() or makes(RECIPES[config.model.prepare], source)):
+                raise ConfigError(f"{key}: cannot read the problems {source}: there is no such file")
 
 
 def first_problems(case: Case) -> Finding:

@@ -240,11 +240,14 @@ def test_on_a_cpu_neither_gpus_nor_transformer_engine_are_asked_for(world: World
     assert world.find("GPUs").level is Level.SKIPPED
 
 
-def test_what_the_launch_will_make_is_not_missed(world: World) -> None:
+def test_what_the_launch_will_make_is_not_missed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     setting(world, "model.prepare", "debug")
-    setting(world, "model.path", "cache/not/yet")
-    setting(world, "data.train", ["cache/not/yet.jsonl"])
+    setting(world, "model.path", "cache/debug/model")
+    setting(world, "data.train", ["cache/debug/data/train.jsonl"])
     assert {world.find(name).level for name in ("model folder", "problems", "all problems")} == {Level.SKIPPED}
+    Path("cache/debug/data").mkdir(parents=True)  # it was made, without this one
+    assert {world.find(name).level for name in ("problems", "all problems")} == {Level.FAILURE}
 
 
 def test_limits_of_memory_on_a_cpu_grow_with_the_ranks(world: World) -> None:

@@ -1,10 +1,15 @@
 """Preparation, with scripts of the test's own in place of the project's."""
 
+import fcntl
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from conf.check import CHOICES
+from conf.schema import ConfigError, RunConfig
+from launch.doctor.problems import check_files
 from launch.prepare import RECIPES, Made, PrepareError, prepare
 
 SCRIPT = """
@@ -54,6 +59,36 @@ def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tupl
         prepare(recipes, lambda line: None, cache)
     assert (cache / "t/data/made").exists()
     assert not (cache / "t/model").exists()
+
+
+def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    said: list[str] = []
+    with (cache / ".lock").open("w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = pool.submit(prepare, recipes, said.append, cache)
+        deadline_s = time.monotonic() + 20
+        while not said and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert said == [f"waiting for another launch, which prepares {cache} (0 s)"]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        waiting.result(timeout=60)
+    assert (cache / "t/model/made").exists()
+
+
+@pytest.mark.parametrize("key", ["data.train", "data.heldout"])
+def test_a_file_of_problems_that_nothing_makes_is_missed_before_anything_is_made(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig()
+    config.model.prepare = "debug"
+    config.data.train = config.data.heldout = ["cache/debug/data/train.jsonl"]
+    check_files(config)  # it will be made
+    setattr(config.data, key.removeprefix("data."), ["cache/debug/data/train.jsonl", "nofile.jsonl"])
+    with pytest.raises(ConfigError, match=f"{key}: cannot read the problems nofile.jsonl"):
+        check_files(config)
 
 
 def test_every_choice_of_model_prepare_has_a_recipe_and_nothing_is_made_for_none(tmp_path: Path) -> None:
