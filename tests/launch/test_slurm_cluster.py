@@ -1,5 +1,6 @@
 """The Slurm that other tests run on: that it is a real one, and that nothing of it stays."""
 
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -27,14 +28,17 @@ def test_where_slurm_cannot_be_had_the_tests_fail_and_say_what_to_do(monkeypatch
         install()
 
 
-def test_killed_node_is_down_and_comes_back(slurm: SlurmCluster) -> None:
+def test_killed_node_has_no_job_until_it_is_mended(slurm: SlurmCluster) -> None:
     job = slurm.sbatch("--nodes=1", "--nodelist=n3", "--no-requeue", "--output=/dev/null", "--wrap", "sleep 600")
     until("n3 runs the job", lambda: len(slurm.steps("n3")) >= 2, 60)
     slurm.kill_node("n3")
     slurm.wait(job, {"NODE_FAIL"}, timeout_s=60)
-    # A last message of the node may still be on its way, and bring it back until Slurm misses it.
-    until("n3 is down", lambda: slurm.node_state("n3").startswith("down"), 150)
+    with pytest.raises(subprocess.CalledProcessError):
+        slurm.run("srun", "--immediate=2", "--nodelist=n3", "true")
+    assert slurm.killed == ["n3"]
     slurm.mend_node("n3")
+    assert slurm.killed == []
+    assert slurm.run("srun", "--nodelist=n3", "printenv", "SLURMD_NODENAME").strip() == "n3"
 
 
 def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
