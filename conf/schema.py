@@ -187,7 +187,7 @@ class PlanConfig:
     compute_fraction: float = 0.40  # of peak, in the stated set of assumptions
     bandwidth_fraction: float = 0.75  # of peak, in the stated set of assumptions
     out: str = ""  # JSON file of the plan
-    figures: str = ""  # HTML page of the figures
+    figures: str = ""  # the figures, as .html or .png
     show: list[str] = field(default_factory=list)  # sections of the report; none: all
 
 

@@ -1,22 +1,25 @@
-"""What a run left for people: `report.html` (charts, self-contained) and `trace.json` (a timeline for ui.perfetto.dev).
+"""What a run left for people: `report.html` (what came of it, and charts) and `trace.json` (a timeline for ui.perfetto.dev).
 
     python -m launch.report outputs/<run>
 
-Both are made from `metrics.jsonl` alone, at the end of every run and whenever asked, so also of a run that failed.
+Both are made from `metrics.jsonl`, with the queue's account of tokens beside it, at the end of every run and whenever asked, so
+also of a run that failed.
 """
 
 import argparse
-import html
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from launch.charts import Axis, chart
+from launch.charts import Axis, chart, stack
+from launch.drawing import Drawing
 from launch.metrics import METRICS_FILE, Metrics, read_metrics
+from launch.page import html_page, pre
+from launch.summary import facts
 
 REPORT_FILE, TRACE_FILE = "report.html", "trace.json"
 PHASES = (
@@ -30,39 +33,73 @@ PHASES = (
 )
 """What the trainer does in a step, in this order, one after the other."""
 COUNTERS = ("queue/ready_groups", "lag/mean_versions", "idle/rollout_fraction", "tokens/generated_per_s")
-WIDTH, HEIGHT = 460, 250
+WIDTH, HEIGHT = 460, 280
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
     title: str
-    keys: tuple[str, ...]
+    series: Mapping[str, str]  # what a line is called -> its key
     note: str
+    log: bool = False
+    stacked: bool = False
 
 
 CHARTS = (
-    Chart(title="Reward", keys=("reward/mean", "eval/pass_rate"), note="of the batch; and on the held-out problems"),
-    Chart(title="Seconds of a step", keys=PHASES[:6], note="waiting should be the smallest part"),
-    Chart(title="Lag, versions", keys=("lag/max_versions", "lag/mean_versions"), note="bounded by rollout.max_staleness"),
-    Chart(title="Idle fractions", keys=("idle/trainer_fraction", "idle/rollout_fraction"), note="of trainer and engines"),
-    Chart(title="Queue", keys=("queue/ready_groups", "queue/to_grade"), note="groups ready; completions to grade"),
-    Chart(title="Tokens a second", keys=("tokens/generated_per_s", "tokens/trained_per_s"), note=""),
-    Chart(title="Completion tokens", keys=("completion/mean_tokens", "completion/max_tokens"), note=""),
     Chart(
-        title="Log-prob mismatch",
-        keys=("mismatch/same_version_abs_logprob", "mismatch/abs_logprob"),
-        note="engine against trainer",
+        title="Reward", note="of the batch; and on the held-out problems",
+        series={"reward, mean": "reward/mean", "held-out pass rate": "eval/pass_rate"},
     ),
-    Chart(title="KL to the reference", keys=("kl/reference",), note=""),
-    Chart(title="Entropy", keys=("entropy/mean",), note="nats a token"),
-    Chart(title="Gradient norm", keys=("grad_norm",), note="before clipping"),
-    Chart(title="Clipped, and behaviour weight", keys=("clip/fraction", "behaviour/weight_mean"), note=""),
     Chart(
-        title="Effective sample size",
-        keys=("behaviour/ess_fraction",),
-        note="of the behaviour weights; near 0 the run learns noise",
+        title="Seconds of a step", note="waiting should be the smallest part", stacked=True,
+        series={
+            "train": "time/train_s", "old log-probs": "time/old_logprob_s", "reference log-probs": "time/ref_logprob_s",
+            "push": "time/push_s", "pack": "time/pack_s", "wait for a batch": "time/wait_batch_s",
+        },
     ),
-)
+    Chart(
+        title="Idle", note="share of a step; after the last prompt engines have nothing to do",
+        series={"trainer": "idle/trainer_fraction", "engines": "idle/rollout_fraction"},
+    ),
+    Chart(
+        title="Tokens a second", note="of all engines; of the trainer, over the whole step",
+        series={"generated": "tokens/generated_per_s", "trained": "tokens/trained_per_s"},
+    ),
+    Chart(
+        title="Lag", note="versions; rollout.max_staleness is its bound",
+        series={"largest": "lag/max_versions", "mean over tokens": "lag/mean_versions"},
+    ),
+    Chart(
+        title="Queue", note="when the step ended",
+        series={"groups ready": "queue/ready_groups", "completions to grade": "queue/to_grade"},
+    ),
+    Chart(
+        title="Completion tokens", note="of the completions that were trained on",
+        series={"mean": "completion/mean_tokens", "longest": "completion/max_tokens"},
+    ),
+    Chart(
+        title="Log-prob mismatch", note="engine against trainer, mean absolute difference, nats", log=True,
+        series={"same version": "mismatch/same_version_abs_logprob", "all tokens": "mismatch/abs_logprob"},
+    ),
+    Chart(title="KL to the reference", note="nats a token", series={"KL": "kl/reference"}),
+    Chart(title="Entropy", note="nats a token", series={"entropy": "entropy/mean"}),
+    Chart(
+        title="Gradient norm", note="before clipping; of a step's optimizer steps",
+        series={"mean": "grad_norm", "largest": "grad_norm_max"},
+    ),
+    Chart(
+        title="Clipped tokens", note="share whose gradient the trust region cuts",
+        series={"above": "clip/high_fraction", "below": "clip/low_fraction"},
+    ),
+    Chart(
+        title="Behaviour weights", note="exp(old - behaviour), which correct for staleness",
+        series={"mean": "behaviour/weight_mean", "99th percentile": "behaviour/weight_p99"},
+    ),
+    Chart(
+        title="Effective sample size", note="of the behaviour weights; near 0 the run learns noise",
+        series={"share of the tokens": "behaviour/ess_fraction"},
+    ),
+)  # fmt: skip
 
 
 def write_report(run_dir: Path) -> bool:
@@ -70,7 +107,7 @@ def write_report(run_dir: Path) -> bool:
     lines = read_metrics(run_dir)
     if not any(line["step"] > 0 for line in lines):
         return False
-    (run_dir / REPORT_FILE).write_text(page(run_dir.name, lines))
+    (run_dir / REPORT_FILE).write_text(page(run_dir.name, facts(run_dir), lines))
     (run_dir / TRACE_FILE).write_text(json.dumps({"traceEvents": list(trace_events(lines)), "displayTimeUnit": "ms"}))
     return True
 
@@ -94,38 +131,25 @@ def trace_events(lines: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
                 yield {"name": name, "ph": "C", "pid": 2, "ts": round(1e6 * at_s), "args": {"value": line[name]}}
 
 
-def page(name: str, lines: Sequence[Metrics]) -> str:
-    """The report as one HTML file that needs nothing from anywhere."""
-    charts = "\n".join(drawn for wanted in CHARTS if (drawn := draw(wanted, lines)))
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>
-<style>
-body {{ font: 14px system-ui, sans-serif; margin: 2rem; color: #1e293b; background: #fff }}
-h1 {{ font-size: 1.3rem }} main {{ display: flex; flex-wrap: wrap; gap: 1.2rem }}
-figure {{ margin: 0; border: 1px solid #e2e8f0; border-radius: 8px; padding: .7rem }}
-</style>
-<h1>{html.escape(name)}: {max(line["step"] for line in lines)} steps</h1>
-<main>
-{charts}
-</main></html>
-"""
+def page(name: str, facts: Sequence[str], lines: Sequence[Metrics]) -> str:
+    title = f"{name}: {max(line['step'] for line in lines)} steps"
+    told = "Beside the name of a line stands its last value; a point tells its own when the pointer is on it."
+    figures = [drawn for wanted in CHARTS if (drawn := draw(wanted, lines))]
+    return html_page(title, [pre("\n".join(facts)), f"<p>{told}</p>"], figures)
 
 
-def draw(wanted: Chart, lines: Sequence[Metrics]) -> str:
-    """One figure with a line a key; "" when no key has a value."""
+def draw(wanted: Chart, lines: Sequence[Metrics]) -> Drawing | None:
+    """None when no key has a value."""
     series = {
-        _label(key): [(line["step"], float(line[key])) for line in lines if line.get(key) is not None] for key in wanted.keys
+        name: [(line["step"], float(line[key])) for line in lines if line.get(key) is not None]
+        for name, key in wanted.series.items()
     }
-    if not any(isfinite(value) for points in series.values() for _, value in points):
-        return ""
-    drawing = chart(
-        wanted.title, Axis(name="step", whole=True), series, note=wanted.note, last_values=True, width=WIDTH, height=HEIGHT
-    )
-    return f"<figure>{drawing.svg()}</figure>"
-
-
-def _label(key: str) -> str:
-    return key.split("/")[-1].removesuffix("_s").removesuffix("_per").replace("_", " ")
+    if not any(isfinite(value) and (value > 0 or not wanted.log) for points in series.values() for _, value in points):
+        return None
+    x = Axis(name="step", whole=True)
+    if wanted.stacked:
+        return stack(wanted.title, x, series, note=wanted.note, last_values=True, width=WIDTH, height=HEIGHT)
+    return chart(wanted.title, x, series, note=wanted.note, log=wanted.log, last_values=True, width=WIDTH, height=HEIGHT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,38 +26,49 @@ def outcome(lines: Sequence[Metrics]) -> float:
 
 def summary(run_dir: Path, elapsed_s: float) -> str:
     """What a finished run has to say for itself, and where its things are."""
+    steps = max((int(line["step"]) for line in read_metrics(run_dir)), default=0)
+    return "\n".join([f"done: {steps} steps in {elapsed_s:.0f} s", *facts(run_dir), *places(run_dir)])
+
+
+def facts(run_dir: Path) -> list[str]:
+    """What came of a run, finished or not: a line a fact."""
     lines = read_metrics(run_dir)
-    facts = [f"done: {max((int(line['step']) for line in lines), default=0)} steps in {elapsed_s:.0f} s"]
+    told = []
     if passed := _values(lines, "eval/pass_rate"):
-        facts.append(f"held-out pass rate  {passed[0]:.3f} -> {passed[-1]:.3f}")
+        told.append(("held-out pass rate", f"{passed[0]:.3f} -> {passed[-1]:.3f}"))
     if rewards := _values(lines, "reward/mean"):
-        facts.append(f"reward              {fmean(rewards[:LAST_STEPS]):.3f} -> {fmean(rewards[-LAST_STEPS:]):.3f}")
+        first, last = fmean(rewards[:LAST_STEPS]), fmean(rewards[-LAST_STEPS:])
+        told.append(("reward", f"{first:.3f} -> {last:.3f} (mean of the first and the last {LAST_STEPS} steps)"))
     if step_s := _values(lines, "time/step_s"):
-        facts.append(f"step                {median(step_s):.1f} s (median)")
+        told.append(("step", f"{median(step_s):.1f} s (median)"))
+    rates = [f"{rate:,.0f} {what}" for what in ("generated", "trained") if isfinite(rate := _mean(lines, f"tokens/{what}_per_s"))]
+    if rates:
+        told.append(("tokens a second", ", ".join(rates)))
+    sides = {"trainer": "trainer", "engines": "rollout"}
+    idle = [f"{what} {idle:.0%}" for what, key in sides.items() if isfinite(idle := _mean(lines, f"idle/{key}_fraction"))]
+    if idle:
+        told.append(("idle", ", ".join(idle)))
     if lags := _values(lines, "lag/max_versions"):
-        facts.append(f"largest lag         {max(lags):.0f} versions")
+        told.append(("largest lag", f"{max(lags):.0f} versions"))
     if mismatch := _values(lines, "mismatch/same_version_abs_logprob"):
-        facts.append(f"log-prob mismatch   {fmean(mismatch):.1e} (same version, mean)")
-    facts += _accounting(run_dir / SUMMARY_FILE)
-    facts += places(run_dir)
-    return "\n".join(facts)
+        told.append(("log-prob mismatch", f"{fmean(mismatch):.1e} (same version, mean)"))
+    told += _accounting(run_dir / SUMMARY_FILE)
+    return [f"{name:<19} {value}" for name, value in told]
 
 
-def _accounting(path: Path) -> list[str]:
+def _accounting(path: Path) -> list[tuple[str, str]]:
     """Where every generated token went, as the queue counted."""
     try:
         counts = _with_key(json.loads(path.read_text()), "trained_tokens")
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        return [f"tokens              not known: {path} cannot be read ({error})"]
+        return [("tokens", f"not known: {path} cannot be read ({error})")]
     if counts is None:
         return []
-    parts = []
-    for kind in ("trained", "waiting", "dropped", "lost", "eval"):
-        count = counts.get(f"{kind}_tokens", 0)
-        parts.append(f"{kind} {sum(count.values()) if isinstance(count, dict) else count:,}")
-    return [f"tokens              {', '.join(parts)}"]
+    found = {kind: counts.get(f"{kind}_tokens", 0) for kind in ("trained", "waiting", "dropped", "lost", "eval")}
+    went = {kind: sum(count.values()) if isinstance(count, dict) else count for kind, count in found.items()}
+    return [("tokens", f"{sum(went.values()):,} generated: {', '.join(f'{kind} {count:,}' for kind, count in went.items())}")]
 
 
 def _with_key(value: object, key: str) -> dict[str, Any] | None:
@@ -82,6 +93,13 @@ def places(run_dir: Path) -> list[str]:
         "tensorboard": f"tensorboard --logdir {run_dir / 'tensorboard'}",
     }
     return [f"{run_dir / name!s:<60} {why}" for name, why in what.items() if (run_dir / name).exists()]
+
+
+def _mean(lines: Sequence[Metrics], key: str) -> float:
+    """Over the run's time: a long step counts for more. NaN where no step has it."""
+    told = [(float(line[key]), float(line["time/step_s"])) for line in lines if _values([line], key) and "time/step_s" in line]
+    seconds = sum(step_s for _, step_s in told)
+    return sum(value * step_s for value, step_s in told) / seconds if seconds else float("nan")
 
 
 def _values(lines: Sequence[Metrics], key: str) -> list[float]:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from launch.charts import Axis, chart
 from launch.drawing import Drawing, write_sheet
+from launch.page import html_page
 from launch.sweep import State
 from launch.sweep_rows import KILLED, NoSweep, Row, choose_x, is_numeric, lines_of, number, read_sweep, short, varied_keys
 
@@ -33,6 +34,7 @@ class Panel:
     title: str
     note: str
     of: Mapping[str, Callable[[Row], float]]  # name of the line -> its value
+    log: bool = False
 
 
 PANELS = (
@@ -43,7 +45,7 @@ PANELS = (
     Panel(title="Throughput", note="trained tokens a second", of={"trained tokens": lambda r: r.trained_per_s}),
     Panel(title="Lag", note="versions", of={"largest": lambda r: r.lag_max, "mean": lambda r: r.lag_mean}),
     Panel(
-        title="Log-prob mismatch", note="engine against trainer",
+        title="Log-prob mismatch", note="engine against trainer, mean absolute difference", log=True,
         of={"all tokens": lambda r: r.mismatch_all, "same version": lambda r: r.mismatch_same},
     ),
     Panel(title="Idle", note="share of the time", of={"trainer": lambda r: r.idle_trainer, "engines": lambda r: r.idle_rollout}),
@@ -96,7 +98,7 @@ def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
     if curves:
         by_step = {name: [(float(step), reward) for step, _, reward in points] for name, points in curves.items()}
         by_time = {name: [(at_s / 60, reward) for _, at_s, reward in points] for name, points in curves.items()}
-        note = f"by {short(x)}, mean of {SMOOTHED} steps" if x else f"mean of {SMOOTHED} steps"
+        note = f"by {short(x)}, running mean of {SMOOTHED} steps" if x else f"running mean of {SMOOTHED} steps"
         yield chart("Reward by step", Axis(name="step", whole=True), by_step, note=note, from_zero=False)
         yield chart("Reward by time", Axis(name="minutes since the first step began"), by_time, note=note, from_zero=False)
     done = [one for one in rows if one.complete and one.steps]
@@ -109,8 +111,8 @@ def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
             for group, members in lines_of(done, x).items()
             for name, of in panel.of.items()
         }
-        if any(series.values()):
-            yield chart(panel.title, axis, series, note=panel.note)
+        if any(value > 0 or not panel.log for points in series.values() for _, value in points):
+            yield chart(panel.title, axis, series, note=panel.note, log=panel.log)
 
 
 def _curves(rows: Sequence[Row], x: str) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
@@ -136,28 +138,15 @@ def _axis(rows: Sequence[Row], x: str) -> tuple[Axis, Callable[[Row], float]]:
 
 
 def page(name: str, rows: Sequence[Row], figures: Sequence[Drawing]) -> str:
-    """One HTML file that needs nothing from anywhere."""
-
     def tr(tag: str, texts: Sequence[str], kind: str = "") -> str:
         return f"<tr{kind}>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
 
     body = "".join(tr("td", cells(one, rows), "" if one.complete else ' class="bad"') for one in rows)
     reasons = "".join(f"<li>{html.escape(f'{one.job.name}: {why(one)}')}</li>" for one in rows if why(one))
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>
-<style>
-body {{ font: 14px system-ui, sans-serif; margin: 2rem; color: #1e293b; background: #fff }}
-h1 {{ font-size: 1.3rem }} main {{ display: flex; flex-wrap: wrap; gap: 1.2rem; margin-top: 1.5rem }}
-figure {{ margin: 0; border: 1px solid #e2e8f0; border-radius: 8px; padding: .7rem }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ white-space: nowrap }} .bad {{ color: #b91c1c }}
-th, td {{ padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e2e8f0 }}
-</style>
-<h1>Sweep {html.escape(name)}: {sum(one.complete for one in rows)} of {len(rows)} jobs are done</h1>
-<table>{tr("th", head(rows))}{body}</table>
-{f'<ul class="bad">{reasons}</ul>' if reasons else ""}
-<main>{"".join(f"<figure>{figure.svg()}</figure>" for figure in figures)}</main></html>
-"""
+    title = f"Sweep {name}: {sum(one.complete for one in rows)} of {len(rows)} jobs are done"
+    return html_page(
+        title, [f"<table>{tr('th', head(rows))}{body}</table>", reasons and f'<ul class="bad">{reasons}</ul>'], figures
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from conf.load import register, unchecked
 from conf.messages import UserError, one_line
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report
-from launch.plan.figures import page
+from launch.plan.figures import check_figures, write_figures
 from launch.plan.from_run import run_report
 from launch.plan.record import study_record
 from launch.plan.report import report
@@ -44,14 +44,15 @@ def run(arguments: Sequence[str]) -> str:
             return ALONE[key](Path(value))
     config = _configuration(arguments)
     check_each(config)
+    check_figures(config.plan.figures)
     study = make_study(config)
     check(config)  # last: a TP that the heads refuse also cuts the lengths into odd parts, and the heads say it better
     text = report(study, config.plan.show)
     if study.misfit:
         print(f"plan: {study.misfit}", file=sys.stderr)
-    for where, content in ((config.plan.out, _json), (config.plan.figures, page)):
+    for where, write in ((config.plan.out, _write_json), (config.plan.figures, write_figures)):
         if where:
-            _write(Path(where), content(study))
+            _write(study, Path(where), write)
             text += f"\n\nwritten: {where}"
     return text
 
@@ -62,14 +63,14 @@ def _configuration(arguments: Sequence[str]) -> RunConfig:
         return unchecked(compose("config", overrides=["name=plan", *arguments]))
 
 
-def _json(study: Study) -> str:
-    return json.dumps(study_record(study), indent=2) + "\n"
+def _write_json(study: Study, path: Path) -> None:
+    path.write_text(json.dumps(study_record(study), indent=2) + "\n")
 
 
-def _write(path: Path, content: str) -> None:
+def _write(study: Study, path: Path, write: Callable[[Study, Path], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        write(study, path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

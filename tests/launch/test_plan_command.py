@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from conf.schema import ConfigError
 from launch.plan.__main__ import run
@@ -74,7 +75,7 @@ def test_page_holds_every_figure(written: tuple[Path, Path]) -> None:
     page = written[1].read_text()
     drawn = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     assert len(drawn) == 6  # split, latency, memory; twice
-    for title in ("stated: step time against split", "calibrated: latency of the longest completion", "stated: memory of a GPU"):
+    for title in ("Step time against split, stated", "Latency of the longest completion, calibrated", "Memory of a GPU, stated"):
         assert title in page
 
 
@@ -86,6 +87,14 @@ def test_points_of_the_figures_lie_inside_them(written: tuple[Path, Path]) -> No
             x, y = float(mark.get("cx", mark.get("x", "-1"))), float(mark.get("cy", mark.get("y", "-1")))
             assert 0 <= x <= width
             assert 0 <= y <= height
+
+
+def test_figures_are_a_picture_where_a_picture_is_asked_for(tmp_path: Path) -> None:
+    run(["experiment=kestrel_256", "plan.show=[inputs]", f"plan.figures={tmp_path}/new/plan.png"])
+    with Image.open(tmp_path / "new/plan.png") as picture:
+        assert picture.width > 1000 and picture.convert("L").getextrema()[0] < 128
+    with pytest.raises(ConfigError, match=r"plan.figures=plan.pdf: give a file that ends in .html or .png"):
+        run(["experiment=kestrel_256", "plan.figures=plan.pdf"])
 
 
 def test_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from launch.simulate.__main__ import main
 from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
 from launch.simulate.measured import from_run, table
 from launch.simulate.options import Options, scenario_of
-from launch.simulate.plot import _round_up
 from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
@@ -114,11 +113,6 @@ def test_the_timeline_is_what_perfetto_reads() -> None:
     assert all(begun[key] <= ended[key] for key in begun)
     assert [event for event in events if event["ph"] == "i"]
     assert json.loads(json.dumps(events, allow_nan=False)) == events
-
-
-@pytest.mark.parametrize(("value", "top"), [(277.8, 300), (81, 100), (0.3, 0.3), (1, 1), (512, 600), (9999, 10000)])
-def test_axes_end_at_round_numbers(value: float, top: float) -> None:
-    assert _round_up(value) == pytest.approx(top)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from PIL import Image
 
 from conf.load import write_run
 from conf.schema import DataConfig, ModelConfig, RunConfig, TrainerConfig
-from launch.charts import Axis, chart, ticks
-from launch.drawing import Box, Drawing, Line, Text, write_sheet
+from launch.drawing import Text
 from launch.sweep import Job, State, read_jobs, recorded
 from launch.sweep_report import COLUMNS, cells, drawings, head, main, page
 from launch.sweep_rows import NoSweep, choose_x, lines_of, read_sweep, row, varied_keys
@@ -185,33 +184,3 @@ def test_folder_without_a_sweep_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_names_are_escaped_in_the_page() -> None:
     rows = [row(Job(name="a", said={"k": "<b>"}), [], 0), row(Job(name="b", said={"k": "c"}), [], 0)]
     assert "<b>" not in page("a <sweep>", rows, [])
-
-
-def test_ticks_are_round_and_reach_around_the_values() -> None:
-    assert ticks(0.0, 2.0, 5) == [0.0, 0.5, 1.0, 1.5, 2.0]
-    for low, high in ((0.0, 0.0), (0.3, 0.30001), (-5.0, 7.0), (0.0, 2.3e-7), (1e9, 1e9 + 1)):
-        found = ticks(low, high)
-        assert found[0] <= low + 1e-9 * abs(low) and found[-1] >= high - 1e-9 * abs(high) and 2 <= len(found) <= 12
-
-
-def test_chart_leaves_out_what_is_no_number_and_refuses_to_be_empty() -> None:
-    drawn = chart("t", Axis(name="x"), {"a": [(0, 1), (1, nan), (2, 3)], "b": [(0, nan)]})
-    assert "nan" not in drawn.svg()
-    with pytest.raises(ValueError, match="no series has a point"):
-        chart("t", Axis(name="x"), {"a": [(0, nan)]})
-
-
-def test_line_goes_through_the_mean_of_points_that_share_their_x() -> None:
-    drawn = chart("t", Axis(name="x"), {"a": [(0, 0), (0, 2), (1, 1)]})
-    (line,) = [shape for shape in drawn.shapes if isinstance(shape, Line) and shape.width == 2.0]
-    assert line.points[0][1] == line.points[1][1]
-
-
-def test_both_renderings_show_the_same_shapes(tmp_path: Path) -> None:
-    drawing = Drawing(40, 20, [Box(10, 5, 10, 10, "#ff0000", "a <hint>"), Text(2, 18, "a & b")])
-    assert 'fill="#ff0000"' in drawing.svg() and "a &lt;hint&gt;" in drawing.svg() and "a &amp; b" in drawing.svg()
-    image = drawing.image()
-    assert image.getpixel((15, 6)) == (255, 0, 0) and image.getpixel((30, 2)) == (255, 255, 255)
-    write_sheet([drawing, drawing], 2, tmp_path / "sheet.png", scale=1.0)
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.getpixel((16 + 15, 16 + 6)) == sheet.getpixel((16 + 40 + 15, 16 + 6)) == (255, 0, 0)
