@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TextIO
 
 from launch.metrics import METRICS_FILE, Metrics, MetricsFile
 from launch.placement import Process
+from launch.shown import Shown
 
 HEADER_EVERY = 20
 PROBE_S = 1.0
@@ -111,7 +111,7 @@ class Listening:
 
 
 class Progress:
-    def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: TextIO, *, resumed: bool) -> None:
+    def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: Shown, *, resumed: bool) -> None:
         self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
         self._steps = steps
         self._out = out
@@ -159,10 +159,10 @@ class Progress:
 
     def _show_status(self) -> None:
         text = self._status()
-        if self._out.isatty():
+        if columns := self._out.columns():
             self._clear_live()
-            self._live = text
-            print(text, end="", file=self._out, flush=True)
+            self._live = text[: columns - 1]  # of a line that wraps only the last part could be cleared
+            print(self._live, end="", file=self._out, flush=True)
         elif time.monotonic() - self._last_line_s > QUIET_S:
             self.say(text)
 

@@ -23,6 +23,7 @@ from launch.progress import Progress
 from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
+from launch.shown import Shown
 from launch.slurm.host import SlurmHost
 from launch.slurm.job import Job, given_gpus, in_batch_job, probe, requeue, this_job
 from launch.slurm.step import Where
@@ -46,14 +47,14 @@ class _Site:
     job: Job | None = None  # of Slurm
 
 
-def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resumed: bool, out: TextIO) -> float:
+def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resumed: bool, out: TextIO | None) -> float:
     """Runs to the end; `write` puts the configuration into the run's folder. Returns the run's outcome.
 
     Raises ConfigError, PrepareError, SlurmError before anything is started, RunFailed and Interrupted after.
     """
 
     with Signals() as signals, PortClaims() as claims:
-        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, out=out)
+        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, out=Shown(out))
 
 
 def _execute(
@@ -64,7 +65,7 @@ def _execute(
     *,
     write: Callable[[], None],
     resumed: bool,
-    out: TextIO,
+    out: Shown,
 ) -> float:
     def say(text: str) -> None:
         print(text, file=out, flush=True)

@@ -4,6 +4,7 @@
 starts from there find the stand-ins first.
 """
 
+import shlex
 import stat
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def test_run_goes_through_and_is_not_overwritten(project: Path) -> None:
     again = launch(project, "name=one")
     assert again.returncode == 2
     assert "resume=outputs/one" in again.stderr
+
+
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-", "2>&1 | true"])
+def test_run_whose_output_is_full_closed_or_unread_goes_through(output: str, project: Path) -> None:
+    words = shlex.join(command("name=unseen"))
+    shell = f"set -o pipefail; {words} {output}"
+    ended = subprocess.run(["bash", "-c", shell], cwd=project, env=ENV, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (project / "outputs/unseen/summary.json").exists()
 
 
 @pytest.mark.slow
