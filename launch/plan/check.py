@@ -6,7 +6,7 @@ import numpy as np
 
 from launch.plan.calibrate import relative_errors, stored
 from launch.plan.points import predict, read_points
-from launch.plan.report import table
+from launch.plan.table import table
 
 
 def check_report(path: Path) -> str:

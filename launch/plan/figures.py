@@ -7,8 +7,8 @@ from conf.schema import ConfigError
 from launch.charts import COLOURS, FAINT, Axis, chart
 from launch.drawing import Box, Drawing, Line, Text, write_sheet
 from launch.page import html_page, pre
+from launch.plan.answer import answer
 from launch.plan.lines import gb
-from launch.plan.report import summary
 from launch.plan.search import Search
 from launch.plan.study import Study, longest_by_concurrency
 from launch.plan.training import USABLE
@@ -31,7 +31,7 @@ def write_figures(study: Study, path: Path) -> None:
     if path.suffix.lower() == PNG:
         write_sheet(drawn, len(study.searches), path, title=title)
     else:
-        path.write_text(html_page(title, [pre(summary(study))], drawn))
+        path.write_text(html_page(title, [pre(answer(study))], drawn))
 
 
 def drawings(study: Study) -> list[Drawing]:

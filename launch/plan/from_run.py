@@ -15,7 +15,7 @@ from statistics import fmean
 
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
-from launch.plan.report import table
+from launch.plan.table import table
 from launch.simulate.measured import (
     PHASES,
     WARM_UP_STEPS,
@@ -34,11 +34,17 @@ from launch.simulate.options import Options, scenario_of
 from launch.simulate.report import steady
 from launch.simulate.scenario import Fleet, Scenario
 from launch.simulate.simulation import simulate
+from launch.simulate.speeds import TrainerSpeeds
 from launch.simulate.trainer import Step
 
 SATURATED = 0.10  # a side that waits for less than so much of a step is what limits it
 WORTH = 0.02  # of a step: a smaller gain is within what the simulator can tell
 STEPS = 24  # that are simulated for each knob
+MORE, OBJECTIVE = "GPUs", "another objective"
+SHARED = (
+    "\nTrainer, engines and judges share the machine's cores: more of these shorten a step, and so does less work. What is "
+    "predicted of a setting holds while it leaves the others as many."
+)
 
 
 def run_report(run_dir: Path) -> str:
@@ -132,11 +138,25 @@ def _off(value: float, of: float) -> str:
 class Knob:
     setting: str
     scenario: Scenario
+    takes: str = ""  # what it costs beside the setting
 
 
 def knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
-    """One thing changed each; what is not possible is left out."""
-    rules, fleet, trainer = scenario.rules, scenario.fleets[0], scenario.trainer
+    """One thing changed each; what is not possible is left out. Without GPUs nothing can be added: processes share the cores."""
+    yield from _of_the_ledger(scenario)
+    fleet = scenario.fleets[0]
+    for concurrency in {max(1, fleet.concurrency // 2), 2 * fleet.concurrency} - {fleet.concurrency}:
+        changed_fleet = _with_concurrency(fleet, concurrency)
+        yield Knob(setting=f"rollout.concurrency={concurrency}", scenario=replace(scenario, fleets=(changed_fleet,)))
+    if scenario.trainer.ref_logprob_s_per_token:
+        without = replace(scenario.trainer, ref_logprob_s_per_token=0.0)
+        yield Knob(setting="algo.kl_coef=0", scenario=replace(scenario, trainer=without), takes=OBJECTIVE)
+    if config.cluster.device == "cuda":
+        yield from _of_the_hardware(scenario, config)
+
+
+def _of_the_ledger(scenario: Scenario) -> Iterator[Knob]:
+    rules = scenario.rules
     for staleness in (rules.max_staleness - 1, rules.max_staleness + 1):
         if staleness >= 0 and staleness - (rules.max_staleness - rules.lead) >= 0:
             changed = replace(rules, max_staleness=staleness)
@@ -147,24 +167,39 @@ def knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
     if rules.segment_tokens < rules.max_completion_tokens:
         changed = replace(rules, segment_tokens=rules.max_completion_tokens)
         yield Knob(setting=f"rollout.segment_tokens={rules.max_completion_tokens}", scenario=replace(scenario, rules=changed))
-    for concurrency in {max(1, fleet.concurrency // 2), 2 * fleet.concurrency} - {fleet.concurrency}:
-        changed_fleet = _with_concurrency(fleet, concurrency)
-        yield Knob(setting=f"rollout.concurrency={concurrency}", scenario=replace(scenario, fleets=(changed_fleet,)))
-    more = replace(fleet, engines=fleet.engines + 1)
-    yield Knob(setting=f"rollout.engines={more.engines}", scenario=replace(scenario, fleets=(more,)))
-    halved = replace(
-        trainer, old_logprob_s_per_token=trainer.old_logprob_s_per_token / 2, train_s_per_token=trainer.train_s_per_token / 2,
-        ref_logprob_s_per_token=trainer.ref_logprob_s_per_token / 2,
-    )  # fmt: skip
-    twice = f"trainer.dp={2 * config.trainer.dp}"
-    yield Knob(setting=f"{twice}, on more GPUs", scenario=replace(scenario, trainer=halved))
-    both = replace(scenario, trainer=halved, fleets=(replace(fleet, engines=2 * fleet.engines),))
-    yield Knob(setting=f"{twice} rollout.engines={2 * fleet.engines}, on twice the GPUs", scenario=both)
-    if trainer.ref_logprob_s_per_token:
-        without = replace(trainer, ref_logprob_s_per_token=0.0)
-        yield Knob(setting="algo.kl_coef=0", scenario=replace(scenario, trainer=without))
+
+
+def _of_the_hardware(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
+    """The GPUs split otherwise, and more of everything."""
+    fleet, dp = scenario.fleets[0], config.trainer.dp
+    a_replica = config.trainer.tp * config.trainer.pp * config.trainer.cp
+
+    def with_both(new_dp: int, engines: int) -> Scenario:
+        trainer = _faster(scenario.trainer, new_dp / dp)
+        return replace(scenario, trainer=trainer, fleets=(replace(fleet, engines=engines),))
+
+    moved, rest = divmod(a_replica, config.rollout.engine_tp)
+    for other_dp, engines in ((dp + 1, fleet.engines - moved), (dp - 1, fleet.engines + moved)):
+        if not rest and other_dp > 0 and engines > 0:
+            yield Knob(setting=f"trainer.dp={other_dp} rollout.engines={engines}", scenario=with_both(other_dp, engines))
+    for other_dp, engines in ((dp, fleet.engines + 1), (2 * dp, fleet.engines), (2 * dp, 2 * fleet.engines)):
+        changed = {"trainer.dp": (dp, other_dp), "rollout.engines": (fleet.engines, engines)}
+        setting = " ".join(f"{key}={new}" for key, (old, new) in changed.items() if new != old)
+        gpus = (other_dp - dp) * a_replica + (engines - fleet.engines) * config.rollout.engine_tp
+        yield Knob(setting=setting, scenario=with_both(other_dp, engines), takes=f"{gpus} more {MORE}")
     work = replace(scenario.workload, grading_mean_s=scenario.workload.grading_mean_s / 2)
-    yield Knob(setting="twice the sandboxes (reward.slots, judges)", scenario=replace(scenario, workload=work))
+    yield Knob(
+        setting=f"reward.judges={2 * config.reward.judges}",
+        scenario=replace(scenario, workload=work),
+        takes="twice the sandboxes",
+    )
+
+
+def _faster(trainer: TrainerSpeeds, factor: float) -> TrainerSpeeds:
+    return replace(
+        trainer, old_logprob_s_per_token=trainer.old_logprob_s_per_token / factor,
+        train_s_per_token=trainer.train_s_per_token / factor, ref_logprob_s_per_token=trainer.ref_logprob_s_per_token / factor,
+    )  # fmt: skip
 
 
 def _with_concurrency(fleet: Fleet, concurrency: int) -> Fleet:
@@ -175,22 +210,50 @@ def _with_concurrency(fleet: Fleet, concurrency: int) -> Fleet:
     return replace(fleet, concurrency=concurrency, speeds=replace(fleet.speeds, decode_s=decode_s[: concurrency + 1]))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turned:
+    """What a knob would do."""
+
+    knob: Knob
+    gain: float  # relative, of a step; below 0 it is shorter
+    figures: dict[str, float]
+    mean_lag: float
+
+
 def _advice(comparison: Comparison, config: RunConfig, lines: Sequence[Metrics]) -> str:
     base = _short(comparison.scenario)
-    now = _figures(_steady(base), config.rollout.engines)
-    found = []
-    for knob in knobs(base, config):
-        steps = _steady(knob.scenario)
-        said = _figures(steps, knob.scenario.fleets[0].engines)
-        found.append((said["step"] / now["step"] - 1, knob.setting, said, _mean_lag(steps)))
-    found.sort(key=lambda each: each[0])
-    rows = [("as it is", f"{now['step']:.2f}", "", *_idle(now), f"{_mean_lag(_steady(base)):.2f}")]
-    rows += [(what, f"{said['step']:.2f}", f"{gain:+.0%}", *_idle(said), f"{lag:.2f}") for gain, what, said, lag in found]
-    head = ("predicted, one thing changed", "step s", "", "trainer idle", "engines idle", "mean lag")
-    gain, what = found[0][:2]
-    nothing = "No single setting gains anything."
-    verdict = f"Turn first: {what} ({gain:+.0%} of a step predicted)." if gain <= -WORTH else nothing
-    return f"{limit(trainer_idle(lines), rollout_idle(lines))} {verdict}\n\n{table(head, rows)}"
+    steps = _steady(base)
+    now = _figures(steps, config.rollout.engines)
+    found = sorted((_turned(knob, now) for knob in knobs(base, config)), key=lambda turned: turned.gain)
+    rows = [("as it is", f"{now['step']:.2f}", "", *_idle(now), f"{_mean_lag(steps):.2f}", "")]
+    rows += [
+        (t.knob.setting, f"{t.figures['step']:.2f}", f"{t.gain:+.0%}", *_idle(t.figures), f"{t.mean_lag:.2f}", t.knob.takes)
+        for t in found
+    ]
+    head = ("predicted, one thing changed", "step s", "", "trainer idle", "engines idle", "mean lag", "takes")
+    shared = "" if config.cluster.device == "cuda" else SHARED
+    limited = limit(trainer_idle(lines), rollout_idle(lines))
+    return f"{limited}{shared}\n{verdict(found)}\n\n{table(head, rows)}"
+
+
+def _turned(knob: Knob, now: dict[str, float]) -> Turned:
+    steps = _steady(knob.scenario)
+    figures = _figures(steps, knob.scenario.fleets[0].engines)
+    return Turned(knob=knob, gain=figures["step"] / now["step"] - 1, figures=figures, mean_lag=_mean_lag(steps))
+
+
+def verdict(found: Sequence[Turned]) -> str:
+    """The setting that gains most for nothing; and what would, for something."""
+    parts = []
+    for said, chosen in (
+        ("Turn first", [t for t in found if not t.knob.takes]),
+        ("With more hardware", [t for t in found if t.knob.takes not in ("", OBJECTIVE)]),
+    ):
+        best = min(chosen, key=lambda turned: turned.gain, default=None)
+        if best and best.gain <= -WORTH:
+            takes = f", {best.knob.takes}" if best.knob.takes else ""
+            parts.append(f"{said}: {best.knob.setting} ({best.gain:+.0%} of a step predicted{takes}).")
+    return "\n".join(parts) or "No single setting gains anything."
 
 
 def limit(trainer_waits: float, engines_idle: float) -> str:

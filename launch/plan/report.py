@@ -1,10 +1,11 @@
 """The plan as text, in sections; `SECTIONS` lists them by the name that `plan.show` takes."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from conf.schema import ConfigError
+from launch.plan.answer import answer
 from launch.plan.calibrate import DATA, stored, stored_errors
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
@@ -12,6 +13,7 @@ from launch.plan.lines import Line, count, gb, total
 from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
 from launch.plan.search import Plan
 from launch.plan.study import STATED, WHAT_IFS, Study, longest_by_concurrency
+from launch.plan.table import table
 from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, WEIGHT_BYTES, stage_parameters
 from launch.plan.training_points import published
 
@@ -33,23 +35,6 @@ FITTED = {
 UNITS = {"decode_step_s": "{:.5f} s", "sequence_s": "{:.7f} s"}
 DECODE_SEQUENCES = (32, 64, 128, 256, 512)
 LATENCY_SEQUENCES = (16, 32, 64, 128, 192)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Columns as wide as they must be; the first `left` ones and the last, if it is words, to the left."""
-    cells = [list(head), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    words = not any(ch.isdigit() for ch in head[-1]) and any(len(row[-1]) > 14 for row in cells[1:])
-
-    def text(row: Sequence[str]) -> str:
-        last = len(row) - 1
-        parts = [
-            cell.ljust(width) if i < left or (i == last and words) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([text(cells[0]), "  ".join("-" * width for width in widths), *map(text, cells[1:])])
 
 
 def inputs(study: Study) -> str:
@@ -112,33 +97,6 @@ def estimate(study: Study) -> str:
         f"failures  {study.cluster.nodes} nodes x {work.target_hours:.0f} h / {study.cluster.node_mtbf_s / DAY_S:.0f} days = "
         f"{study.cluster.nodes * work.target_hours * 3600 / study.cluster.node_mtbf_s:.1f} in {work.target_hours:.0f} h"
     )
-
-
-def summary(study: Study) -> str:
-    def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
-        return (name, *(value(plan) for plan in study.best.values()))
-
-    work = study.workload
-    sandboxed = work.completions * work.sandbox_s
-    rows = [
-        row("nodes, trainer + fleet", lambda p: p.split),
-        row("GPUs", lambda p: f"{p.training.layout.gpus} train, {p.generation.fleet.gpus} generate, of {p.speed.cluster.gpus}"),
-        row("trainer", lambda p: str(p.training.layout)),
-        row("fleet", lambda p: str(p.generation.fleet)),
-        row("max_staleness", lambda p: str(p.max_staleness)),
-        row("training", lambda p: f"{p.training.gpu_s:,.0f} GPU-s, {p.training.step_s:.1f} s"),
-        row("generation", lambda p: f"{p.generation.gpu_s:,.0f} GPU-s, {p.generation.step_s:.1f} s"),
-        row("longest completion", lambda p: f"{p.generation.longest_s:.0f} s = {p.generation.longest_s / p.step_s:.1f} steps"),
-        row("sandbox cores busy", lambda p: f"{sandboxed / p.step_s:.0f} of {work.sandbox_cores}"),
-        row("step", lambda p: f"{p.step_s:.1f} s, limited by {p.limit}"),
-        row("idle: trainer, fleet", lambda p: f"{p.trainer_idle:.0%}, {p.fleet_idle:.0%}"),
-        row("all steps", lambda p: f"{p.workload.steps * p.step_s / 3600:.1f} h"),
-        row("with failures", lambda p: f"{p.hours:.1f} h"),
-    ]
-    fewest = [search.fewest() for search in study.searches.values()]
-    target = f"fewest GPUs for {study.workload.target_hours:.0f} h"
-    sizes = [f"{p.speed.cluster.gpus} ({p.speed.cluster.nodes} nodes): {p.hours:.1f} h" if p else "not met" for p in fewest]
-    return table(("", *study.best), [*rows, (target, *sizes)], left=3)
 
 
 def _lines(study: Study, lines: Callable[[Plan], Sequence[Line]], gpus: Callable[[Plan], int]) -> str:
@@ -385,9 +343,9 @@ def field(study: Study) -> str:
 
 
 SECTIONS: dict[str, Callable[[Study], str]] = {
-    "inputs": inputs, "estimate": estimate, "summary": summary, "training": training, "generation": generation, "memory": memory,
-    "decode": decode, "latency": latency, "splits": splits, "runners_up": runners_up, "staleness": staleness,
-    "checkpoints": checkpoints, "configured": configured, "what_if": what_if,
+    "answer": answer, "inputs": inputs, "estimate": estimate, "configured": configured, "splits": splits,
+    "training": training, "generation": generation, "memory": memory, "decode": decode, "latency": latency,
+    "runners_up": runners_up, "staleness": staleness, "checkpoints": checkpoints, "what_if": what_if,
     "calibration": calibration, "training_points": training_points, "field": field,
 }  # fmt: skip
 

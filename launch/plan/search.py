@@ -193,10 +193,12 @@ class Search:
         return replace(self, speed=replace(self.speed, cluster=replace(self.cluster, nodes=nodes)))
 
     def fewest(self) -> Plan | None:
-        """The best plan of the smallest cluster, no larger than this one, that meets the target with failures counted."""
-        low, high = 1, self.cluster.nodes
-        if not self._meets(high):
-            return None
+        """The best plan of the smallest cluster, be it larger than this one, that meets the target with failures counted."""
+        low, high = 0, self.cluster.nodes
+        while not self._meets(high):
+            if high >= MOST_NODES:
+                return None
+            low, high = high, min(2 * high, MOST_NODES)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._meets(middle) else (middle, high)

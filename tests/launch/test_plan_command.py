@@ -14,15 +14,38 @@ from PIL import Image
 from conf.schema import ConfigError
 from launch.plan.__main__ import run
 from launch.plan.calibrate import POINTS
-from launch.plan.report import SECTIONS, table
+from launch.plan.report import SECTIONS
+from launch.plan.table import table
 
 PROJECT = Path(__file__).parents[2]
 
 
 def test_command_prints_both_sets_of_assumptions_side_by_side() -> None:
-    text = run(["experiment=kestrel_256", "plan.show=[summary]"])
+    text = run(["experiment=kestrel_256", "plan.show=[answer]"])
     assert re.search(r"^\s+stated\s+calibrated$", text, re.MULTILINE)
     assert "fewest GPUs for 48 h" in text
+
+
+def test_answer_comes_first_and_holds_what_was_asked() -> None:
+    text = run(["experiment=kestrel_256", "plan.show=[answer,inputs]"])
+    first, _, rest = text.partition("\n\n== inputs ==")
+    assert rest and first.startswith("== answer ==\nkestrel-32b on 256 GPUs: 600 steps take ")
+    asked = ("with failures", "a step", "limited by", "fewest GPUs for 48 h", "nodes, trainer + fleet", "trainer", "fleet")
+    places = [re.search(rf"^{re.escape(what)}  ", first, re.MULTILINE) for what in asked]
+    assert all(places) and [found.start() for found in places if found] == sorted(found.start() for found in places if found)
+    assert next(iter(SECTIONS)) == "answer"
+
+
+def test_cluster_too_small_for_the_target_is_told_how_large_one_must_be() -> None:
+    """And an impossible target, where the search ends."""
+    small = "cluster.nodes=8 trainer.dp=4 rollout.engines=8"
+    of_small, of_large = (
+        re.search(r"^fewest GPUs for 48 h +(.*)$", run(["experiment=kestrel_256", *more, "plan.show=[answer]"]), re.MULTILINE)
+        for more in (small.split(), [])
+    )
+    assert of_small and of_large and of_small[1].split() == of_large[1].split()
+    never = run(["experiment=kestrel_256", "plan.show=[answer]", "plan.target_hours=0.5"])
+    assert "more than 2,048" in never
 
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != "what_if"])  # slow: the design note's test runs it
@@ -33,8 +56,8 @@ def test_every_section_prints_something(section: str) -> None:
 
 
 def test_unknown_section_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no section 'sumary'; there are inputs, estimate, summary"):
-        run(["experiment=kestrel_256", "plan.show=[sumary]"])
+    with pytest.raises(ConfigError, match="no section 'anser'; there are answer, inputs, estimate"):
+        run(["experiment=kestrel_256", "plan.show=[anser]"])
 
 
 @pytest.mark.parametrize(

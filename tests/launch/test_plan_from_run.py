@@ -1,16 +1,17 @@
 """What the planner says of a real run: its bottleneck, and the setting that helps."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf.load import read_run, write_run
-from conf.schema import ConfigError
+from conf.schema import ConfigError, RolloutConfig, RunConfig, TrainerConfig
 from launch.metrics import read_metrics
 from launch.plan.__main__ import run
-from launch.plan.from_run import knobs, limit, run_report
+from launch.plan.from_run import OBJECTIVE, Knob, Turned, knobs, limit, run_report, verdict
 from launch.simulate.measured import calibrated
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.scenario import Scenario
@@ -18,6 +19,10 @@ from launch.simulate.simulation import simulate
 from tests.launch.simulated_run import as_metrics, small_job
 
 DEBUG_RUN = Path(__file__).with_name("data") / "debug_run"
+KESTREL = RunConfig(
+    trainer=TrainerConfig(tp=8, dp=17, tokens_per_microbatch=20_480),
+    rollout=RolloutConfig(engines=30, engine_tp=4, concurrency=80),
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +45,43 @@ def test_bottleneck_is_the_side_that_does_not_wait(trainer_waits: float, engines
 
 def test_each_knob_is_another_setting_that_can_run(debug: Scenario) -> None:
     found = {knob.setting: knob.scenario for knob in knobs(debug, read_run(DEBUG_RUN))}
-    assert {"rollout.max_staleness=1", "rollout.max_staleness=3", "rollout.window=16", "rollout.engines=3"} <= set(found)
-    assert "rollout.segment_tokens=96" in found
+    assert {"rollout.max_staleness=1", "rollout.max_staleness=3", "rollout.window=16", "rollout.segment_tokens=96"} <= set(found)
     for setting, scenario in found.items():
         assert scenario != debug, setting
         assert simulate(replace(scenario, rules=replace(scenario.rules, total_steps=4))).steps, setting
+
+
+def test_run_without_gpus_is_not_told_to_take_more_of_them(debug: Scenario) -> None:
+    """Its processes share the cores: another engine or rank would be slower, not faster."""
+    config = read_run(DEBUG_RUN)
+    assert config.cluster.device != "cuda"
+    settings = " ".join(knob.setting + knob.takes for knob in knobs(debug, config))
+    assert not re.search(r"GPU|engines=|trainer\.|reward\.", settings)
+
+
+def test_knobs_of_a_run_on_gpus_move_the_split_and_say_what_more_would_take(debug: Scenario) -> None:
+    config = replace(KESTREL, cluster=replace(KESTREL.cluster, device="cuda"))
+    scenario = replace(debug, fleets=(replace(debug.fleets[0], engines=30),))
+    takes = {knob.setting: knob.takes for knob in knobs(scenario, config)}
+    assert {"trainer.dp=18 rollout.engines=28": "", "trainer.dp=16 rollout.engines=32": ""}.items() <= takes.items()
+    more = {
+        "rollout.engines=31": "4 more GPUs",
+        "trainer.dp=34": "136 more GPUs",
+        "trainer.dp=34 rollout.engines=60": "256 more GPUs",
+    }
+    assert more.items() <= takes.items()
+
+
+def test_setting_that_costs_nothing_is_named_before_one_that_takes_hardware(debug: Scenario) -> None:
+    def turned(setting: str, gain: float, takes: str = "") -> Turned:
+        return Turned(knob=Knob(setting=setting, scenario=debug, takes=takes), gain=gain, figures={}, mean_lag=0.0)
+
+    some = [turned("twice", -0.4, "256 more GPUs"), turned("kl", -0.2, OBJECTIVE), turned("split", -0.1), turned("window", 0.3)]
+    assert verdict(some) == (
+        "Turn first: split (-10% of a step predicted).\nWith more hardware: twice (-40% of a step predicted, 256 more GPUs)."
+    )
+    assert verdict([turned("kl", -0.2, OBJECTIVE), turned("split", -0.001)]) == "No single setting gains anything."
+    assert verdict([]) == "No single setting gains anything."
 
 
 def test_staleness_that_cannot_be_less_is_no_knob(debug: Scenario) -> None:
@@ -70,6 +107,7 @@ def test_report_of_the_debug_run_names_the_bottleneck_and_weighs_the_settings() 
     assert "within 20%" in said
     assert "Bottleneck:" in said
     assert "rollout.max_staleness=3" in said
+    assert "share the machine's cores" in said
     assert "measured / plan" not in said  # on a CPU the plan's GPUs say nothing
 
 
@@ -89,4 +127,4 @@ def test_run_on_gpus_is_set_beside_its_plan(tmp_path: Path) -> None:
     said = run_report(tmp_path)
     assert "The trainer takes 8.0" in said
     assert "Bottleneck: training" in said
-    assert "Turn first: trainer.dp=2" in said
+    assert "With more hardware: trainer.dp=2" in said
