@@ -5,8 +5,8 @@
 
 Rules. The run is done when every trainer process has ended with 0; the others are then told to leave by the queue, and
 are waited for. A worker that ends early is started again, with a small back-off, unless it cannot start at all (exit
-code 2, or three failures soon after its start): then its node is given up if the fleet runs well elsewhere, and else
-the run is. A trainer process that fails, or whose node is lost, takes the whole
+code 2, or three failures soon after its start; not 75, by which it says that the cause may pass): then its node is given
+up if the fleet runs well elsewhere, and else the run is. A trainer process that fails, or whose node is lost, takes the whole
 trainer with it: all of it is stopped, the processes are placed anew on the nodes that are left, and it starts again,
 from its last checkpoint by itself. Whether a node was the cause is known only when every other node was heard after the
 failure, so that is waited for. What is to run somewhere else is stopped there first. A trainer that saves before the end
@@ -25,6 +25,7 @@ from launch.placement import Process, Restart, TooFewNodes
 CLOSING_S = 30.0  # for the others to leave by themselves when the trainer is done
 BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 CANNOT_START = 2  # exit code of a process that was started wrongly: starting it again cannot help
+NOT_NOW = 75  # of one that cannot go on until something passes, as a full disk
 EARLY_S = 30.0
 EARLY_FAILURES = 3
 TELL_AGAIN_S = 10.0
@@ -285,7 +286,7 @@ class Lifecycle:
 
     def _worker_failed(self, life: _Life, cause: Cause, now: float) -> list[Action]:
         """A kill is no sign that a process cannot start; a failure soon after the start is."""
-        early = cause.code > 0 and now - life.started_s < EARLY_S
+        early = cause.code > 0 and cause.code != NOT_NOW and now - life.started_s < EARLY_S
         life.early_failures = life.early_failures + 1 if early else 0
         limit = self._rules.worker_restarts
         cannot_run = cause.code == CANNOT_START or not life.process.restartable or life.early_failures >= EARLY_FAILURES

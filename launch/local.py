@@ -20,7 +20,7 @@ from types import TracebackType
 import psutil
 
 from launch.child import end_group, signal_group, start_guarded
-from launch.logs import cause_of_end, start_line
+from launch.logs import cause_of_end, open_log
 from launch.placement import Process
 from launch.supervise import TICK_S, Ended, NodeLost
 
@@ -54,9 +54,7 @@ class LocalHost:
         self.end_all(lambda: False)
 
     def start(self, process: Process) -> None:
-        with self._log(process).open("ab") as log:
-            log.write(start_line(process.argv))
-            log.flush()
+        with open_log(self._log(process), process.argv) as log:
             popen = start_guarded(process.argv, process.env, output=log.fileno())
         self._running[process.name] = _Running(process=process, popen=popen)
 

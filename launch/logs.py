@@ -5,7 +5,9 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from launch.lifecycle import Cause
 
@@ -18,8 +20,15 @@ TORCHRUN_VERDICT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 """torchrun itself ends with 1 whatever its worker did; this line of its log, in front of its own report, says more."""
 
 
-def start_line(argv: Sequence[str]) -> bytes:
-    return f"{START_MARK}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(argv)}\n".encode()
+def open_log(path: Path, argv: Sequence[str]) -> BinaryIO:
+    """To be appended to; it says what is started. A full disk, or a folder that is gone, keeps no process from its start."""
+    try:
+        log = path.open("ab", buffering=0)
+    except OSError:
+        return open(os.devnull, "ab", buffering=0)
+    with suppress(OSError):
+        log.write(f"{START_MARK}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(argv)}\n".encode())
+    return log
 
 
 def last_lines(log: Path, count: int = READ_LINES) -> list[str]:

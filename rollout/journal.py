@@ -45,6 +45,10 @@ class JournalError(RuntimeError):
     """A journal that cannot be read or written; the message names the file and what to do."""
 
 
+class JournalUnavailable(JournalError):
+    """It cannot be read or written now: a full disk, another server that has not ended yet."""
+
+
 class JournalDamaged(JournalError):
     """Its contents are not what was written."""
 
@@ -237,10 +241,10 @@ class Journal:
     def _error(self, what: str, error: sqlite3.Error | OSError) -> JournalError:
         text = str(error)
         if "locked" in text:
-            return JournalError(f"{self.path} is in use: another queue server of this run is alive")
+            return JournalUnavailable(f"{self.path} is in use: another queue server of this run is alive")
         if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode to UTF-8")):
             return self._damaged(text)
-        return JournalError(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")
+        return JournalUnavailable(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")
 
 
 def _fixed(rules: Rules) -> dict[str, int]:

@@ -23,7 +23,7 @@ from zmq.utils import z85
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from rollout.changes import Published
-from rollout.journal import Journal, JournalDamaged, JournalError
+from rollout.journal import Journal, JournalError, JournalUnavailable
 from rollout.keys import KeysError, RunKeys
 from rollout.ledger import Ledger
 from rollout.prompts import ProblemError, PromptStream
@@ -37,6 +37,7 @@ MESSAGES_A_TURN = 256  # they share one commit of the journal
 COLLECT = (50_000, 20, 50)  # gc's thresholds: a batch is some hundred thousand records, and they make no cycles
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 LARGE_BYTES = 1 << 22  # an answer above that is not copied to be sent
+CANNOT_START, NOT_NOW = 2, 75  # exit codes: starting it again cannot help; it may, later
 LINGER_S = 1.0  # to send the last answers when ending
 
 
@@ -183,12 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
             gc.enable()
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
-    except (ConfigError, KeysError, RulesError, StartError, ProblemError, JournalDamaged) as error:
+    except JournalUnavailable as error:
+        log.error("%s", error)  # which a full disk cannot keep from ending with this code
+        return NOT_NOW
+    except (ConfigError, KeysError, RulesError, StartError, ProblemError, JournalError) as error:
         print(f"queue server: {error}", file=sys.stderr)
-        return 2
-    except JournalError as error:
-        print(f"queue server: {error}", file=sys.stderr)
-        return 1
+        return CANNOT_START
     log.info("ended")
     return 0
 

@@ -9,6 +9,7 @@ batch.
 
 import argparse
 import json
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from trainer.policy import load_policy
 from trainer.push import Pusher
 from trainer.spec import ModelError, layout_of
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
+
+log = logging.getLogger("trainer")
 
 
 class Trainer:
@@ -109,7 +112,7 @@ class Trainer:
         loaded = checkpoint.load(newest, self.policy.training_state)
         self.resumed = loaded.extra
         if self.control.is_leader:
-            print(f"trainer: goes on from {newest}", flush=True)
+            log.info("goes on from %s", newest)
         return loaded.version
 
     def save_when_due(self) -> Figures:
@@ -139,7 +142,7 @@ class Trainer:
                 oldest = self.control.share(int, lambda: checkpoint.complete(self.checkpoints.folder)[0][0])
                 self.feed.durable(oldest)
             elif self.control.is_leader:
-                print(f"trainer: the checkpoint of version {saved.version} failed: {saved.failure}", file=sys.stderr, flush=True)
+                log.error("the checkpoint of version %d failed: %s", saved.version, saved.failure)
 
     def leave(self) -> None:
         """Ends before the last step: the run can be gone on with from this version. The queue stays as it is."""
@@ -183,6 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--queue", required=True, help="the queue server, as tcp://host:port")
     parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
     options = parser.parse_args(arguments)
+    # What cannot be logged, on a full disk, is left out; printing it would end the trainer.
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
+    log.setLevel(logging.INFO)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # were it ignored, it would not stay pending
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:

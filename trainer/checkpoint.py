@@ -11,10 +11,10 @@ costs that save alone. `shards` does the writing.
 """
 
 import json
+import logging
 import random
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -48,6 +48,7 @@ _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  #
 _MODEL, _REFERENCE = "model", "reference"
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
 _ROUND_S = 1.0  # the ranks tell one another so often whether they still write
+log = logging.getLogger("trainer")
 
 megatron_fixes.install()
 
@@ -181,7 +182,7 @@ class Checkpoints:
             try:
                 _remove(path)
             except OSError as error:  # it takes space, and no harm is done: the next save tries again
-                print(f"trainer: cannot remove the old checkpoint {path}: {error}", file=sys.stderr, flush=True)
+                log.warning("cannot remove the old checkpoint %s: %s", path, error)
 
 
 class _Pending(NamedTuple):

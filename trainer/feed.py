@@ -3,6 +3,7 @@
 While it waits for a batch or an evaluation it pushes the present weights to engines that join, since that may be what is needed.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ ACCOUNT = (
     "lost_tokens",
 )  # fmt: skip
 """Of the ledger's figures those that a checkpoint keeps: a new ledger could begin with them (`rollout/new_ledger.py`)."""
+
+log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +102,7 @@ class Feed:
     def end_evaluation(self, eval_id: str, reason: str) -> None:
         """Gives it up: nobody waits for it any more."""
         if self._queue is not None:
-            print(f"trainer: the evaluation of {eval_id} is given up: {reason}", flush=True)
+            log.warning("the evaluation of %s is given up: %s", eval_id, reason)
             self._queue.close_eval(eval_id)
 
     def durable(self, version: int) -> None:
@@ -146,5 +149,5 @@ class Feed:
     def _report_failures(self, report: PushReport) -> None:
         assert self._queue is not None
         for engine, reason in report.failed.items():
-            print(f"push {report.version}: engine {engine} failed and is started again: {reason}", flush=True)
+            log.warning("push %d: engine %s failed and is started again: %s", report.version, engine, reason)
             self._queue.condemn(engine, reason)

@@ -3,9 +3,11 @@ W&B when asked.
 """
 
 import json
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from conf.schema import RunConfig
 from trainer.parallel import Mesh
 
+log = logging.getLogger("trainer")
 TOKEN_FIGURES = (
     "behaviour/weight_mean",
     "clip/dual_fraction",
@@ -118,18 +121,31 @@ class MetricsWriter:
             )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Where there is no room for it, it is left out: no figure is worth the training."""
         line = {"step": step, "time": round(time.time(), 3)} | {k: round(float(v), 8) for k, v in sorted(figures.items())}
-        self._file.write(json.dumps(line) + "\n")
-        for name, value in figures.items():
-            self._tensorboard.add_scalar(name, value, step)
+        with _or_left_out("metrics.jsonl", step):
+            self._file.write(json.dumps(line) + "\n")
+        with _or_left_out("TensorBoard", step):
+            for name, value in figures.items():
+                self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(dict(figures), step=step)
 
     def close(self) -> None:
-        self._file.close()
-        self._tensorboard.close()
+        with _or_left_out("metrics.jsonl"):
+            self._file.close()
+        with _or_left_out("TensorBoard"):
+            self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+@contextmanager
+def _or_left_out(what: str, step: int | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s lacks %s: %s", what, "its end" if step is None else f"step {step}", error)
 
 
 def _lines(path: Path) -> list[str]:

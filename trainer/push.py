@@ -12,6 +12,7 @@ and it takes part in a later push. The groups are made again whenever the set of
 """
 
 import json
+import logging
 import secrets
 import time
 from collections import deque
@@ -32,6 +33,7 @@ from trainer.hf_weights import HfTensor
 from trainer.policy import Policy
 from trainer.spec import Layout, ModelSpec
 
+log = logging.getLogger("trainer")
 GENERATIONS = 8
 """A group made again listens on another port, since the last one may still be closing; after so many the first serves again."""
 
@@ -195,7 +197,7 @@ class Pusher:
                     weight_group.limit(self._mine, ends_s - time.monotonic())
                     broadcast = dist.broadcast(bucket, group_src=0, group=self._mine, async_op=True)
                 except RuntimeError as error:
-                    print(f"push: a broadcast failed: {error}", flush=True)
+                    log.warning("push: a broadcast failed: %s", error)
                     broken = True
         return _arrived(broadcast) and not broken
 
@@ -211,7 +213,7 @@ class Pusher:
                 backend=group.backend,
             )
         except weight_group.WeightGroupError as error:  # some engine did not come
-            print(f"push: {error}", flush=True)
+            log.warning("push: %s", error)
             return None
 
     def _verify(self, engines: Engines, present: Sequence[EngineInfo]) -> None:
@@ -254,6 +256,6 @@ def _arrived(broadcast: dist.Work | None) -> bool:
     try:
         broadcast.wait()
     except RuntimeError as error:  # gloo's and NCCL's
-        print(f"push: a broadcast failed: {error}", flush=True)
+        log.warning("push: a broadcast failed: %s", error)
         return False
     return True

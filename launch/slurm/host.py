@@ -16,7 +16,7 @@ from types import TracebackType
 
 from launch.child import end_group, start_guarded
 from launch.lifecycle import Cause
-from launch.logs import cause_of_end, last_lines, start_line
+from launch.logs import cause_of_end, last_lines, open_log
 from launch.placement import Process
 from launch.slurm.job import Job, time_left_s
 from launch.slurm.nodes import NodeWatch, end_step
@@ -83,9 +83,7 @@ class SlurmHost:
 
     def start(self, process: Process) -> None:
         token, path = secrets.token_hex(4), self._log_dir / f"{process.name}.log"
-        with path.open("ab") as log:
-            log.write(start_line(process.argv))
-            log.flush()
+        with open_log(path, process.argv) as log:
             offset = log.tell()
             popen = start_guarded(step_command(process, self._where, token), {}, output=log.fileno())
         self._running[process.name] = _Running(process=process, popen=popen, log=path, offset=offset, token=token)

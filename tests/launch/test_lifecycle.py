@@ -12,6 +12,7 @@ from launch.lifecycle import (
     BACK_OFF_S,
     CANNOT_START,
     EARLY_S,
+    NOT_NOW,
     Action,
     Cause,
     End,
@@ -126,6 +127,17 @@ def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
     world.ends("judge-0")
     assert world.end is not None and world.end.outcome is Outcome.FAILED
     assert "cluster.worker_restarts" in world.end.why
+
+
+def test_process_that_says_that_the_cause_may_pass_has_all_its_restarts() -> None:
+    world = World()
+    for _ in range(RULES.worker_restarts):
+        world.ends("queue-0", Cause(code=NOT_NOW, how="queue-0 ended with exit code 75", last_words="the disk is full"))
+        world.ticks(max(BACK_OFF_S) + 1)
+        assert "queue-0" in world.running
+    world.ends("queue-0", Cause(code=NOT_NOW, how="queue-0 ended with exit code 75", last_words="the disk is full"))
+    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    assert "cluster.worker_restarts" in world.end.why and "the disk is full" in world.end.why
 
 
 def test_node_on_which_the_fleet_cannot_start_is_given_up_for_a_spare_if_it_runs_elsewhere() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunC
 from rollout.client import AsyncQueueClient, QueueClient, QueueTimeout, Refused
 from rollout.keys import RunKeys
 from rollout.messages import Answer
+from rollout.queue import NOT_NOW
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import Batch, Waiting
 from rollout.wire import pack, unpack
@@ -175,6 +177,19 @@ def test_slow_and_oversized_connections_disturb_nobody(served):
         began_s = time.monotonic()
         assert isinstance(friend.take(0, wait_s=0.0), Waiting)
         assert time.monotonic() - began_s < 10.0
+
+
+def test_server_that_is_still_there_and_a_disk_that_is_full_are_said_to_pass(served):
+    with served.client("trainer") as trainer:
+        trainer.status()
+    second = Process(served.run)
+    second.process.communicate(timeout=WAIT_S)
+    assert second.process.returncode == NOT_NOW
+    resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with served.client("trainer", timeout_s=2.0) as trainer, pytest.raises(QueueTimeout):
+        trainer.stop()
+    served.process.communicate(timeout=WAIT_S)
+    assert served.process.returncode == NOT_NOW
 
 
 def _dict(keys: RunKeys) -> dict[str, str]:
