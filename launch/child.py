@@ -3,18 +3,16 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from launch.guard import PARENT_VARIABLE
-from launch.placement import GUARD
+from rollout.guard import PARENT_VARIABLE, guarded
 
 
 def start_guarded(argv: Sequence[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     """Starts a command; `output` is the file descriptor that gets what it prints."""
     return subprocess.Popen(
-        [sys.executable, "-S", str(GUARD), *argv],
+        guarded(argv),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """The processes of one machine: starts them, watches them, and ends them all. A `Host` for `supervise.py`.
 
-Nothing is left behind: each process has a session of its own and is ended by its process group; the guard (guard.py)
+Nothing is left behind: each process has a session of its own and is ended by its process group; the guard (rollout/guard.py)
 ties it to this process; and what has lost its parent comes to this process, which ends it too.
 """
 

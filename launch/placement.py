@@ -18,8 +18,7 @@ from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
 from launch.ports import ENGINE_PORTS, Ports
-
-GUARD = Path(__file__).with_name("guard.py")
+from rollout.guard import guarded
 
 
 class TooFewNodes(ConfigError):
@@ -228,7 +227,7 @@ class _Context:
         """
         return [
             python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous,
-            "--max-restarts", "0", "--no-python", "--", python, str(GUARD), python, "-m", module,
+            "--max-restarts", "0", "--no-python", "--", *guarded([python, "-m", module], python=python),
         ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """One SGLang server as a subprocess: its command line, its environment, its start, its end.
 
-The server runs unmodified, in a process group of its own whose leader is a guard (`die_with_parent`). No process of the
+The server runs unmodified, in a process group of its own whose leader is a guard (guard.py). No process of the
 group outlives the server, the worker that started it, or `stop()`. The server starts without reading weights
 (`load_format="dummy"`) and gets its first ones from the trainer; until then it says version `UNPUSHED`.
 
@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout.engine_client import UNPUSHED, EngineClient, EngineError
+from rollout.guard import PARENT_VARIABLE, guarded
 
-HERE = Path(__file__).resolve().parent
-CPU_STAND_INS = HERE / "cpu_engine"
+CPU_STAND_INS = Path(__file__).resolve().parent / "cpu_engine"
 SGLANG = ("-m", "sglang.launch_server")
 SGLANG_FORKED = (str(CPU_STAND_INS / "forked_server.py"),)
 POLL_S = 0.2
@@ -190,16 +190,15 @@ class Engine:
         remove_left_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
         command = command_line(self.settings, self._write_secrets(self._scratch))
-        wrapper = [sys.executable, "-I", "-S", str(HERE / "die_with_parent.py"), str(os.getpid())]
         self.settings.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(self.settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                wrapper + command,
+                guarded(command, group=True),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.settings, self._scratch),
+                env=environment(self.settings, self._scratch) | {PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
 

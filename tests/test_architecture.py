@@ -17,7 +17,7 @@ ALLOWED = {
     "reward": {"reward"},
     "rollout": {"rollout", "conf"},
     "trainer": {"trainer", "conf", "rollout.types", "rollout.wire", "rollout.client", "rollout.keys", "rollout.engine_client"},
-    "launch": {"launch", "conf", "rollout.ledger", "rollout.keys", "rollout.prompts", "reward.task"},
+    "launch": {"launch", "conf", "rollout.guard", "rollout.ledger", "rollout.keys", "rollout.prompts", "reward.task"},
 }
 # The judge's process is where reward meets the queue; a replay has no queue server to ask.
 ALLOWED_IN = {

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from conf.schema import ClusterConfig, ConfigError
 from launch.logs import END_MARK
-from launch.placement import GUARD, Process
+from launch.placement import Process
+from rollout.guard import PARENT_VARIABLE, guarded
 
 STEP_MARK = "--- step "
 STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
@@ -48,13 +49,16 @@ def step_command(process: Process, where: Where, token: str) -> list[str]:
 def _script(process: Process, where: Where, token: str) -> str:
     """Set-up lines, the command, and how it ended. The shell itself lives through SIGTERM, to tell that."""
     ended = f'echo "{END_MARK}{token} $code"; exit $code'
-    lines = ["trap '' USR1", "trap : TERM INT", f'echo "{STEP_MARK}$SLURM_JOB_ID.$SLURM_STEP_ID on $SLURMD_NODENAME"']
+    apptainer = _apptainer(where)
+    parent = "" if apptainer else "$$"  # it puts a process of its own between
+    step = f'echo "{STEP_MARK}$SLURM_JOB_ID.$SLURM_STEP_ID on $SLURMD_NODENAME"'
+    lines = ["trap '' USR1", "trap : TERM INT", step, f"export {PARENT_VARIABLE}={parent}"]
     for line in where.cluster.setup:
         failed = shlex.quote(f"cluster.setup: this line failed: {line}")
         lines.append(f"{_whole(line)} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
     # Set here, not by srun: Slurm sets CUDA_VISIBLE_DEVICES itself.
     env = ["env", *(f"{name}={value}" for name, value in process.env.items())]
-    command = [*_apptainer(where), *env, process.argv[0], "-S", str(GUARD), *process.argv]
+    command = [*apptainer, *env, *guarded(process.argv, python=process.argv[0])]
     return "\n".join([*lines, shlex.join(command), "code=$?", ended])
 
 

@@ -28,8 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.guard import PARENT_VARIABLE
-from launch.placement import GUARD
+from rollout.guard import PARENT_VARIABLE, guarded
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
@@ -291,7 +290,7 @@ def _start(command: list[str], log: Path, env: Mapping[str, str]) -> subprocess.
     """A daemon in the foreground, which the kernel ends when this process is gone."""
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-S", str(GUARD), *command],
+            guarded(command),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 """The supervisor, with small processes of its own in the roles of a run."""
 
-import os
 import re
 import signal
 import subprocess
@@ -14,8 +13,9 @@ import pytest
 
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import GRACE_S, LocalHost
-from launch.placement import GUARD, Process, Restart
+from launch.placement import Process, Restart
 from launch.supervise import Ended, Signals, supervise
+from rollout.guard import guarded
 
 FOREVER = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -186,6 +186,7 @@ from test_local import DEAF, FOREVER, fake
 from launch.local import LocalHost
 from launch.placement import Process
 from launch.supervise import Signals, supervise
+from rollout.guard import guarded
 from test_local import life_of
 with Signals() as signals:
     end = supervise(life_of({processes}), LocalHost(Path({log_dir!r}), grace_s={grace_s}), signals, print)
@@ -200,7 +201,7 @@ def start_launcher(log_dir: Path, processes: str, count: int, grace_s: float = 6
     me = psutil.Process(launcher.pid)
 
     def running() -> list[int]:
-        return [child.pid for child in me.children(recursive=True) if str(GUARD) not in child.cmdline()[1:3]]
+        return [child.pid for child in me.children(recursive=True) if guarded([])[-1] not in child.cmdline()[1:4]]
 
     if not eventually(lambda: len(running()) >= count, timeout_s=30):
         launcher.kill()
@@ -239,7 +240,7 @@ def test_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
 TORCHRUN = """
 [Process(role="trainer", name="trainer-0", node="here", argv=(
     sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-    "--master-port", "{port}", "--no-python", "--", sys.executable, {guard!r}, sys.executable, "-c", {code!r}))]
+    "--master-port", "{port}", "--no-python", "--", *guarded([sys.executable, "-c", {code!r}])))]
 """
 
 
@@ -278,7 +279,7 @@ if len(open({str(lives)!r}).read()) < 2:
 
 @pytest.mark.slow
 def test_killed_launcher_leaves_no_torchrun_workers_behind(tmp_path: Path) -> None:
-    processes = TORCHRUN.format(port=21987, guard=str(GUARD), code=DEAF)
+    processes = TORCHRUN.format(port=21987, code=DEAF)
     launcher, pids = start_launcher(tmp_path, processes, count=3)
     launcher.kill()
     launcher.wait()
@@ -290,25 +291,9 @@ def test_failed_torchrun_worker_is_named_with_its_own_words(tmp_path: Path) -> N
     code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('the reason')\ntime.sleep(60)"
     argv = (
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-        "--master-port", "21988", "--no-python", "--", sys.executable, str(GUARD), sys.executable, "-c", code,
+        "--master-port", "21988", "--no-python", "--", *guarded([sys.executable, "-c", code]),
     )  # fmt: skip
     process = Process(role="trainer", name="trainer-0", node="here", argv=argv)
     message = failure([process], tmp_path)
     assert "trainer-0 (worker 1) ended with exit code 1" in message
     assert message.rstrip().endswith("the reason")
-
-
-def test_guard_ends_its_command_when_its_parent_ends(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    code = f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n{FOREVER}"
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import subprocess, sys; subprocess.run([sys.executable, {str(GUARD)!r}, sys.executable, '-c', {code!r}])",
-        ]
-    )
-    assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "")
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    assert eventually(lambda: not alive(int(pid_file.read_text())))

@@ -90,6 +90,15 @@ def test_save_signal_is_kept_from_all_but_those_who_look_for_it() -> None:
     assert "True" in lines
 
 
+def test_a_process_whose_step_is_gone_before_its_guard_began_does_not_run(tmp_path: Path) -> None:
+    """The shell is killed by the last thing that runs before the guard; what it leaves behind has its pipe."""
+    (tmp_path / "env").write_text('#!/bin/sh\nkill -9 $PPID\nexec /usr/bin/env "$@"\n')
+    (tmp_path / "env").chmod(0o755)
+    code, lines = ran(process("print('ran')"), where(), path=f"{tmp_path}:/usr/bin:/bin")
+    assert code == -9
+    assert "ran" not in lines
+
+
 def test_pyxis_container_is_asked_of_srun_with_the_folders_it_needs() -> None:
     command = step_command(process(), where(container="nvcr.io/x:1", container_mounts=["/data:/data"]), "token")
     assert "--container-image=nvcr.io/x:1" in command
