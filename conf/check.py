@@ -134,6 +134,7 @@ FIXED = (
     "rollout.max_staleness",
     "rollout.window",
     "rollout.max_completion_tokens",
+    "data.seed",
 )
 """What the ledger of a run was begun with and cannot change."""
 

@@ -38,6 +38,7 @@ TABLES = (
     "CREATE INDEX changes_by_group ON changes (group_index)",
 )
 ROWS = "UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'rows'"
+DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the second where SQLite would name something whose name is damaged
 log = logging.getLogger("queue")
 
 
@@ -66,11 +67,11 @@ class Journal:
             elif not self._file.stat().st_size:
                 raise self._damaged("it is empty")
             self._db = sqlite3.connect(self._file, isolation_level=None, timeout=1.0)
-        except (sqlite3.Error, OSError) as error:
+        except (*DATABASE_ERRORS, OSError) as error:
             raise self._error("open", error) from error
         try:
             self._open(rules)
-        except sqlite3.Error as error:
+        except DATABASE_ERRORS as error:
             self.close()
             raise self._error("open", error) from error
         except JournalError:
@@ -99,7 +100,7 @@ class Journal:
                 yield unpack(CHANGES[kind], body)
             if found != expected:
                 raise self._damaged(f"{expected} changes were written, {found} are there")
-        except sqlite3.Error as error:
+        except DATABASE_ERRORS as error:
             raise self._error("read", error) from error
         except WireError as error:
             raise self._damaged(str(error)) from error
@@ -114,7 +115,7 @@ class Journal:
                 if not isinstance(body, bytes) or _checksum(place, body) != crc:
                     raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
                 yield unpack(Extended, body)
-        except sqlite3.Error as error:
+        except DATABASE_ERRORS as error:
             raise self._error("read", error) from error
         except WireError as error:
             raise self._damaged(str(error)) from error
@@ -131,11 +132,24 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             self._write(pending)
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except DATABASE_ERRORS as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise self._error("write", error) from error
         return len(pending)
+
+    def belong_to(self, prompts: str) -> None:
+        """Ties it to the stream of prompts in which its groups have their places. Raises JournalError if it has another."""
+        try:
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('prompts', ?)", (prompts,))
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'prompts'").fetchone()[0]
+        except DATABASE_ERRORS as error:
+            raise self._error("write", error) from error
+        if found != prompts:
+            raise JournalError(
+                f"{self.path} began with other prompts: some would be skipped, and others come again. Bring back data.train, "
+                "data.seed, data.max_prompt_tokens and the tokenizer in model.path as they were, or start a new run"
+            )
 
     def close(self) -> None:
         self._db.close()
@@ -238,11 +252,11 @@ class Journal:
             f"python -m rollout.new_ledger --run {self.path.parent}"
         )
 
-    def _error(self, what: str, error: sqlite3.Error | OSError) -> JournalError:
+    def _error(self, what: str, error: Exception) -> JournalError:
         text = str(error)
         if "locked" in text:
             return JournalUnavailable(f"{self.path} is in use: another queue server of this run is alive")
-        if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode to UTF-8")):
+        if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode")):
             return self._damaged(text)
         return JournalUnavailable(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")
 

@@ -9,6 +9,7 @@ that goes to the model verbatim, and `metadata`. What a task means is for `rewar
 A source is a JSONL file or `hf://name?split=train`, whose rows have the same fields.
 """
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,14 @@ class PromptStream:
         self._seed = seed
         self._epoch = -1
         self._order: list[int] = []
+
+    @property
+    def digest(self) -> str:
+        """Of what comes at which position."""
+        digest = hashlib.sha256(f"{self._seed}\n".encode())
+        for prompt in self._prompts:
+            digest.update(f"{prompt.id}\n{len(prompt.tokens)}\n".encode() + prompt.tokens.tobytes())
+        return digest.hexdigest()
 
     def at(self, position: int) -> Prompt:
         epoch, place = divmod(position, len(self._prompts))

@@ -124,6 +124,8 @@ def numeric(endpoint: str) -> str:
 def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) -> QueueServer:
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
     prompts = rendered(config, run / "prompts")
+    stream = PromptStream(prompts.train, config.data.seed)
+    journal.belong_to(stream.digest)
     began = time.monotonic()
     ledger = Ledger(rules)
     for change in journal.read():
@@ -134,7 +136,7 @@ def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) ->
     return QueueServer(
         ledger=ledger,
         journal=journal,
-        stream=PromptStream(prompts.train, config.data.seed),
+        stream=stream,
         evals={"heldout": prompts.heldout},
         lease_s=config.rollout.lease_s,
         stall_s=config.trainer.stall_s,

@@ -182,6 +182,8 @@ def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
     check_resumed(stored, changed("trainer.steps", 20))
     with pytest.raises(ConfigError, match=r"rollout.max_staleness=1: the run was begun with 2"):
         check_resumed(stored, changed("rollout.max_staleness", 1))
+    with pytest.raises(ConfigError, match=r"data.seed=1: the run was begun with 0"):
+        check_resumed(stored, changed("data.seed", 1))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rollout.changes import Durable
 from rollout.file_system import is_network, kind_of
-from rollout.journal import Journal, JournalError
+from rollout.journal import Journal, JournalDamaged, JournalError
 from rollout.ledger import Ledger
 from tests.rollout.builders import prompt, rules, segment
 from tests.rollout.ledger_world import EVENTS, Walk
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from rollout.changes import Lost, LostKind
-from rollout.journal import Journal
+from rollout.journal import Journal, JournalDamaged
 from tests.rollout.builders import rules
 
 journal = Journal(sys.argv[1], rules())
@@ -181,6 +181,16 @@ def test_full_disk_is_an_error_and_what_was_committed_before_stays(path):
             journal.commit()
     with Journal(path, ledger.rules) as journal:
         assert Ledger.replay(ledger.rules, journal.read()).admitted == 1
+
+
+@pytest.mark.parametrize("word", [b"CREATE TABLE meta", b"CREATE TABLE changes", b"CREATE INDEX", b"kind TEXT", b"value TEXT"])
+def test_damaged_names_of_tables_and_columns_are_an_error_that_names_the_file(path, word):
+    filled(path)
+    data = path.read_bytes()
+    assert word in data
+    path.write_bytes(data.replace(word, word[:3] + b"\xe8" + word[4:]))
+    with pytest.raises(JournalDamaged, match="is damaged"), Journal(path, rules(max_staleness=9)) as journal:
+        list(journal.read())
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from conf.load import write_run
+from conf.load import read_run, write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.client import AsyncQueueClient, QueueClient, QueueTimeout, Refused
+from rollout.journal import Journal, JournalError
 from rollout.keys import RunKeys
 from rollout.messages import Answer
-from rollout.queue import NOT_NOW
+from rollout.queue import NOT_NOW, open_server
+from rollout.rules import Rules
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import Batch, Waiting
 from rollout.wire import pack, unpack
@@ -212,6 +214,42 @@ def test_port_in_use_and_broken_problems_are_clear_errors_at_the_start(tmp_path)
     process.start()
     _, said = process.process.communicate(timeout=WAIT_S)
     assert process.process.returncode == 2 and "problems.jsonl:1: broken JSON" in said
+
+
+@pytest.mark.parametrize("change", ["a problem less", "another text", "another order", "another tokenizer", "another seed"])
+def test_run_does_not_go_on_with_other_prompts(tmp_path, change):
+    run = write_run_folder(tmp_path)
+    config = read_run(run)
+    problems = tmp_path / "problems.jsonl"
+    lines = problems.read_text().splitlines(keepends=True)
+    with Journal(run / "ledger.db", Rules.of(config)) as journal:
+        open_server(config, run, journal, Rules.of(config))
+    match change:
+        case "a problem less":
+            problems.write_text("".join(lines[:-1]))
+        case "another text":
+            problems.write_text(problems.read_text().replace('"t1 t2"', '"t1 t3"'))
+        case "another order":
+            problems.write_text("".join(reversed(lines)))
+        case "another tokenizer":
+            file = tmp_path / "model" / "tokenizer.json"
+            file.write_text(file.read_text().replace('"t1":1', '"t1":2').replace('"t1": 1', '"t1": 2'))
+        case "another seed":
+            config.data.seed = 1
+    with Journal(run / "ledger.db", Rules.of(config)) as journal, pytest.raises(JournalError, match="began with other prompts"):
+        open_server(config, run, journal, Rules.of(config))
+
+
+def test_run_whose_inputs_were_moved_goes_on(tmp_path):
+    run = write_run_folder(tmp_path / "there")
+    config = read_run(run)
+    with Journal(run / "ledger.db", Rules.of(config)) as journal:
+        open_server(config, run, journal, Rules.of(config))
+    (tmp_path / "there").rename(tmp_path / "here")
+    config.model.path, config.data.train = str(tmp_path / "here/model"), [str(tmp_path / "here/problems.jsonl")]
+    run = tmp_path / "here/run"
+    with Journal(run / "ledger.db", Rules.of(config)) as journal:
+        open_server(config, run, journal, Rules.of(config))
 
 
 def test_client_of_a_server_that_is_not_there_ends_at_its_deadline(tmp_path):
