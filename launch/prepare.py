@@ -4,7 +4,6 @@ Each thing is made by a script of the project, into a temporary folder that is r
 the hash of what made it (its command, its script, what it was made from), so that it is made again when that changes.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,20 +11,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from launch.child import end_group, start_guarded
+from launch.lock import locked
 
 CACHE = Path("cache")
 HASH_FILE = ".made_from"
 PROJECT = Path(__file__).resolve().parents[1]
 SAID_LINES = 15  # of a script that failed
 PATIENCE_S = 3600.0  # for another launch that makes the same
-SAID_EVERY_S = 30.0
 
 
 class PrepareError(RuntimeError):
@@ -77,10 +74,13 @@ RECIPES: dict[str, Sequence[Made]] = {  # by model.prepare
 
 
 def prepare(recipes: Sequence[Made], say: Callable[[str], None], cache: Path = CACHE) -> None:
-    """Makes what is missing or out of date, in order. Raises PrepareError."""
+    """Makes what is missing or out of date, in order. Raises PrepareError, ConfigError."""
     if all(_is_current(made, cache) for made in recipes):
         return
-    with _one_at_a_time(cache, say):
+    # A second launch waits, and then finds it made.
+    other = f"another launch, which prepares {cache}"
+    refused = f"another launch has been preparing {cache} for {PATIENCE_S:.0f} s: end it, and launch again"
+    with locked(cache, other=other, refused=refused, patience_s=PATIENCE_S, say=say):
         for made in recipes:
             if not _is_current(made, cache):
                 _make(made, cache, say)
@@ -155,29 +155,3 @@ def _run(argv: list[str], say: Callable[[str], None]) -> None:
 
 def _indented(lines: list[str]) -> str:
     return "\n".join(f"    {line}" for line in lines[-SAID_LINES:])
-
-
-@contextmanager
-def _one_at_a_time(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Two launches must not make the same thing; the second waits, and then finds it made. Raises PrepareError."""
-    cache.mkdir(parents=True, exist_ok=True)
-    began_s = time.monotonic()
-    next_said_s = 0.0
-    with (cache / ".lock").open("w") as lock:
-        while not _locked(lock):
-            waited_s = time.monotonic() - began_s
-            if waited_s > PATIENCE_S:
-                raise PrepareError(f"another launch has held {cache}/.lock for {waited_s:.0f} s: end it, and launch again")
-            if waited_s >= next_said_s:
-                say(f"waiting for another launch, which prepares {cache} ({waited_s:.0f} s)")
-                next_said_s += SAID_EVERY_S
-            time.sleep(0.5)
-        yield
-
-
-def _locked(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -10,6 +10,7 @@ import pytest
 from conf.check import CHOICES
 from conf.schema import ConfigError, RunConfig
 from launch.doctor.problems import check_files
+from launch.lock import LOCK_FILE
 from launch.prepare import RECIPES, Made, PrepareError, prepare
 
 SCRIPT = """
@@ -65,13 +66,13 @@ def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tu
     cache = tmp_path / "cache"
     cache.mkdir()
     said: list[str] = []
-    with (cache / ".lock").open("w") as lock, ThreadPoolExecutor() as pool:
+    with (cache / LOCK_FILE).open("w") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = pool.submit(prepare, recipes, said.append, cache)
         deadline_s = time.monotonic() + 20
         while not said and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        assert said == [f"waiting for another launch, which prepares {cache} (0 s)"]
+        assert said == [f"waiting for another launch, which prepares {cache} (0 s of 3600 s at most)"]
         fcntl.flock(lock, fcntl.LOCK_UN)
         waiting.result(timeout=60)
     assert (cache / "t/model/made").exists()

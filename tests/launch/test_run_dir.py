@@ -10,7 +10,8 @@ import pytest
 
 from conf.load import read_run
 from conf.schema import ConfigError
-from launch.run_dir import LOCK_FILE, check_run_dir, held
+from launch.lock import LOCK_FILE
+from launch.run_dir import check_run_dir, held
 
 PROJECT = Path(__file__).parents[2]
 
