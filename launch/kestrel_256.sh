@@ -22,7 +22,8 @@
 # --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
 # --no-kill: a lost node does not end the job; the launcher goes on without it.
 set -euo pipefail
-trap '' USR1 # a signal to save must not end this shell
+told=
+trap 'told=yes' USR1 # to save, and handed on to the launcher below
 
 # Slurm runs a copy of this script; where the original lies it knows.
 # Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
@@ -45,8 +46,12 @@ case " $*" in
 esac
 
 # In the place of this shell, so that Slurm's signals reach the launcher itself; one to save waits until it listens.
+# Ignored meanwhile, since a trap does not outlive exec and the signal would kill: some hundredths of a second are deaf.
 hold='import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-os.execvp(sys.argv[1], sys.argv[1:])'
-exec "$python" -S -c "$hold" "$python" -m launch cluster.kind=slurm "$@"
+if sys.argv[1]:
+    os.kill(os.getpid(), signal.SIGUSR1)
+os.execvp(sys.argv[2], sys.argv[2:])'
+trap '' USR1
+exec "$python" -S -c "$hold" "$told" "$python" -m launch cluster.kind=slurm "$@"

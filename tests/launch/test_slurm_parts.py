@@ -222,18 +222,26 @@ def test_deputy_acts_on_nothing_but_a_node_that_is_gone_in_its_own_life_and_requ
     assert (tmp_path / "did").read_text() == did
 
 
-def test_signal_to_save_that_comes_before_the_launcher_listens_waits_for_it(tmp_path: Path) -> None:
-    """The stand-in for the launcher looks for it a while after it started."""
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text("import signal, time; time.sleep(1); print(signal.SIGUSR1 in signal.sigpending())")
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nkill -USR1 $PPID\necho '   Command={BATCH_SCRIPT}'\n")
-    python = f'[[ $1 == -S ]] && exec {sys.executable} "$@"\n(sleep 0.3; kill -USR1 $$) &\nexec {sys.executable} {launcher}'
-    (tmp_path / "python").write_text(f"#!/bin/bash\n{python}\n")
-    for name in ("scontrol", "python"):
+@pytest.mark.parametrize("moment", ["in the shell", "before it listens", "never"])
+def test_signal_to_save_that_comes_before_the_launcher_listens_waits_for_it(moment: str, tmp_path: Path) -> None:
+    """Slurm signals the batch script's process, which the stand-in for the launcher becomes."""
+    signal_it = "read -r _ _ _ _ leader _ </proc/$$/stat; kill -USR1 $leader\n"
+    look = "import signal; print(signal.SIGUSR1 in signal.sigpending())"
+    scontrol = f"echo '   Command={BATCH_SCRIPT}'\n"
+    python = f"exec {sys.executable} -c '{look}'\n"
+    for name, text in (
+        ("scontrol", (signal_it if moment == "in the shell" else "") + scontrol),
+        (
+            "python",
+            f'[ "$1" = -S ] && exec {sys.executable} "$@"\n' + (signal_it if moment == "before it listens" else "") + python,
+        ),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "KESTREL_PYTHON": str(tmp_path / "python")}
-    done = subprocess.run(["bash", BATCH_SCRIPT], env=env, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    script = ["bash", str(BATCH_SCRIPT)]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=20, start_new_session=True)
+    assert (done.returncode, done.stdout) == (0, f"{moment != 'never'}\n"), done.stderr
 
 
 def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) -> None:
