@@ -20,6 +20,8 @@ NO_LIST = "is not a ListConfig"
 OVERRIDDEN = re.compile(r"Could not override '([^']+)'")
 FULL_KEY = re.compile(r"full_key: (\S+)")
 UNKNOWN_KEY = re.compile(r"not in struct|Key '[^']*' not in")
+PLAIN = re.compile(r"[+~]?[\w./@]+")
+BRACKETS_AND_QUOTES = set("[]{}\"'")
 FOR_PROGRAMMERS = (
     "full_key:", "object_type=", "reference_type=", "To append to your config", "Could not override", "Error merging",
     "Config search path", "provider=",
@@ -30,7 +32,7 @@ def one_line(error: BaseException) -> str:
     """The error and its causes without what only a programmer of Hydra needs."""
     text = "\n".join(str(cause) for cause in _causes(error))
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read as KEY=VALUE ({text.splitlines()[0]})"
+        return f"{error.override}: cannot be read as KEY=VALUE ({text.splitlines()[0]}){_quoted(error.override or '')}"
     if "You must specify" in text:
         return "choose an experiment (experiment=debug), or a model and data (model=… data=…)"
     if found := SEVERAL.search(text):
@@ -49,6 +51,14 @@ def one_line(error: BaseException) -> str:
     lines = dict.fromkeys(re.sub(r"^In '[^']*': ", "", line.strip()) for line in text.splitlines())
     said = " ".join(line for line in lines if line and not line.startswith(FOR_PROGRAMMERS))
     return f"{key}: {said}" if key else said
+
+
+def _quoted(word: str) -> str:
+    """How to write a value that Hydra's grammar knows only in quotes: a blank, or letters beyond ASCII, in a path."""
+    key, _, value = word.partition("=")
+    if not value or not PLAIN.fullmatch(key) or BRACKETS_AND_QUOTES & set(value):
+        return ""
+    return f"; in quotes it can, the outer ones for the shell: '{key}=\"{value}\"'"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

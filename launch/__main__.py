@@ -79,6 +79,8 @@ def _check_words(words: list[str]) -> None:
     """What would do nothing, or be taken for something else. Raises ConfigError."""
     groups = {"experiment", *(item.name for item in fields(RunConfig))}
     for word in words:
+        if word.startswith("="):
+            raise ConfigError(f"{word}: a value without a setting; is there a blank before the sign?")
         if word.startswith("--") and re.split("[.=]", word[2:])[0] in groups:
             raise ConfigError(f"{word}: settings are given without dashes, {word[2:]}")
     # Jobs of a sweep name themselves and lie together.

@@ -22,6 +22,7 @@
 # --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
 # --no-kill: a lost node does not end the job; the launcher goes on without it.
 set -euo pipefail
+export SLURM_EXPORT_ENV=ALL # `sbatch --export=NONE` is for this script; its steps need the environment that it makes
 told=
 trap 'told=yes' USR1 # to save, and handed on to the launcher below
 

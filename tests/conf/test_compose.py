@@ -148,6 +148,11 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
             "algo=grop: there is none of this name; did you mean grpo? there are cispo, dapo, default, dr_grpo, grpo, gspo, rloo",
         ),
         ("modle=debug", "modle: no such setting; did you mean model?"),
+        (
+            "output=/data/a b/ü",
+            "output=/data/a b/ü: cannot be read as KEY=VALUE (LexerNoViableAltException: output=/data/a b/ü); in quotes it can, "
+            "the outer ones for the shell: 'output=\"/data/a b/ü\"'",
+        ),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],
 )

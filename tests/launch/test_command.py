@@ -46,6 +46,7 @@ def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: P
     [
         (["rollout.enginez=3"], "rollout.enginez: no such setting"),
         (["trainer.tp=3"], "trainer.tp=3 does not divide the 8 attention heads"),
+        (["=3"], "=3: a value without a setting"),
         (["--trainer.steps=3"], "--trainer.steps=3: settings are given without dashes, trainer.steps=3"),
         (["trainer.lr=1,2"], "trainer.lr=1,2: one run takes one value; for a run each put -m before it"),
         (["model.path=elsewhere"], "model.path=elsewhere: no such folder"),

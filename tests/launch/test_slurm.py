@@ -109,6 +109,10 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
 
 
+def test_job_that_is_given_no_environment_makes_its_own(slurm: SlurmCluster, tmp_path: Path) -> None:
+    submit(slurm, tmp_path, options=("--export=NONE",)).complete()
+
+
 def test_script_alone_is_the_job_of_256_gpus(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Its placement at least, told by the script itself; any option of sbatch and any setting wins over what it says."""
     script = str(PROJECT / "launch/kestrel_256.sh")
