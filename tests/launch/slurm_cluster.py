@@ -150,18 +150,22 @@ class SlurmCluster:
         return [node for node in self.nodes if node not in self._daemons]
 
     def mend_node(self, node: str) -> None:
-        """Brings a killed node back, idle, whether or not Slurm has missed it."""
+        """Brings a killed node back, whether or not Slurm has missed it, until it runs something.
+
+        What `sinfo` says is no measure: it may call a node `mixed` for minutes by the processors that a killed job had.
+        """
         self.start_node(node)
 
-        def idle() -> bool:
+        def runs() -> bool:
             with suppress(subprocess.CalledProcessError):  # it is not down
                 self.run("scontrol", "update", f"nodename={node}", "state=resume")
-            return self.node_state(node) == "idle"
+            with suppress(subprocess.CalledProcessError):
+                return self.run("srun", "--immediate=5", f"--nodelist={node}", "printenv", "SLURMD_NODENAME").strip() == node
+            return False
 
-        until(f"{node} is idle", idle, START_S)
+        until(f"{node} runs something", runs, START_S)
 
     def node_state(self, node: str) -> str:
-        """As Slurm last said; a node that was killed with a job may be called `mixed` for minutes, though it is down."""
         return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").split()[0]
 
     def steps(self, node: str) -> list[psutil.Process]:

@@ -38,7 +38,6 @@ def test_killed_node_has_no_job_until_it_is_mended(slurm: SlurmCluster) -> None:
     assert slurm.killed == ["n3"]
     slurm.mend_node("n3")
     assert slurm.killed == []
-    assert slurm.run("srun", "--nodelist=n3", "printenv", "SLURMD_NODENAME").strip() == "n3"
 
 
 def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
