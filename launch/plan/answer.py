@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from launch.plan.lines import several
 from launch.plan.search import MOST_NODES, Plan, Search
 from launch.plan.study import Study
 from launch.plan.table import table
@@ -22,7 +23,7 @@ def answer(study: Study) -> str:
         row("a step", lambda p: f"{p.step_s:.1f} s"),
         row("limited by", _limits),
         (f"fewest GPUs for {work.target_hours:g} h", *(_size(search) for search in study.searches.values())),
-        row("nodes, trainer + fleet", lambda p: p.split),
+        row(f"{cluster.unit}, trainer + fleet", lambda p: p.split),
         row("GPUs", lambda p: f"{p.training.layout.gpus} train, {p.generation.fleet.gpus} generate"),
         row("trainer", lambda p: str(p.training.layout)),
         row("fleet", lambda p: str(p.generation.fleet)),
@@ -47,7 +48,7 @@ def _size(search: Search) -> str:
     if (plan := search.fewest()) is None:
         return f"more than {MOST_NODES * search.cluster.gpus_per_node:,}"
     cluster = plan.speed.cluster
-    return f"{cluster.gpus} ({cluster.nodes} node{'s' if cluster.nodes > 1 else ''}): {plan.hours:.1f} h"
+    return f"{cluster.gpus} ({several(cluster.nodes, 'node')}): {plan.hours:.1f} h"
 
 
 def _configured(study: Study) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from launch.plan.calibrate import relative_errors, stored
+from launch.plan.lines import several
 from launch.plan.points import predict, read_points
 from launch.plan.table import table
 
@@ -25,6 +26,6 @@ def check_report(path: Path) -> str:
     head = ("", "prompt", "output", "sequences", "that fit", "measured ms", "predicted ms", "step ms", "error")
     absolute = np.abs(errors)
     return (
-        f"{table(head, rows)}\n\n{len(points)} points; time per output token: median error {np.median(absolute):.1%}, "
+        f"{table(head, rows)}\n\n{several(len(points), 'point')}; time per output token: median error {np.median(absolute):.1%}, "
         f"90th percentile {np.quantile(absolute, 0.9):.1%}, largest {absolute.max():.1%}"
     )

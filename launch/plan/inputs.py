@@ -1,10 +1,12 @@
 """What the planner is told: a model, a cluster, a workload. Records and their making from a run's configuration."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import erf, exp, log, sqrt
 from pathlib import Path
+from typing import Any
 
 from conf.schema import ConfigError, RunConfig
 
@@ -12,6 +14,7 @@ WEIGHT_BYTES = 2  # bf16, of the trainer's and the engines' weights
 DAY_S = 86_400.0
 SLICES = 256
 WIDEST_SIGMA = 5.0
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what `config.json` calls their number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +70,11 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    @property
+    def unit(self) -> str:
+        """What is split between trainer and fleet: whole nodes, or the GPUs of the only one."""
+        return "nodes" if self.nodes > 1 else "GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +201,11 @@ def read_inputs(config: RunConfig) -> tuple[Model, Cluster, Workload]:
         network_bytes_s=plan.network_gb_s * 1e9, storage_bytes_s=plan.storage_gb_s * 1e9,
         node_mtbf_s=plan.node_mtbf_days * DAY_S, restart_s=plan.restart_s,
     )  # fmt: skip
+    if plan.prompt_tokens > config.data.max_prompt_tokens:
+        raise ConfigError(
+            f"plan.prompt_tokens={plan.prompt_tokens:g}: the mean cannot be above data.max_prompt_tokens="
+            f"{config.data.max_prompt_tokens}, the longest prompt"
+        )
     lengths = Lengths(
         mean_tokens=plan.completion_tokens, cap_tokens=config.rollout.max_completion_tokens, sigma=plan.length_sigma
     )
@@ -210,7 +223,7 @@ def read_model(config: RunConfig) -> Model:
     folder = Path(config.model.path)
     file = folder / "config.json"
     if file.is_file():
-        return model_from_hf(folder.name, json.loads(file.read_text()))
+        return model_from_hf(folder.name, _content(file))
     shape = config.model.shape
     dimensions = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")}
     if shape.parameters < 0:
@@ -224,15 +237,35 @@ def read_model(config: RunConfig) -> Model:
     return model if shape.parameters > 0 else replace(model, parameters=float(model.shape_parameters))
 
 
-def model_from_hf(name: str, hf: dict) -> Model:
-    """From the content of a Hugging Face `config.json` of a dense decoder. Raises ConfigError."""
+def _content(file: Path) -> dict[str, Any]:
     try:
-        heads, hidden = int(hf["num_attention_heads"]), int(hf["hidden_size"])
-        model = Model(
-            name=name, parameters=0.0, layers=int(hf["num_hidden_layers"]), hidden=hidden, heads=heads,
-            kv_heads=int(hf.get("num_key_value_heads") or heads), head_dim=int(hf.get("head_dim") or hidden // heads),
-            ffn=int(hf["intermediate_size"]), vocabulary=int(hf["vocab_size"]), tied=bool(hf.get("tie_word_embeddings", False)),
-        )  # fmt: skip
-    except KeyError as error:
-        raise ConfigError(f"{name}/config.json lacks {error}: the planner knows dense decoders like Llama and Qwen") from None
+        hf = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(hf, dict):
+        raise ConfigError(f"{file} holds no model's configuration: give model.path a Hugging Face folder")
+    return hf
+
+
+def model_from_hf(name: str, hf: Mapping[str, Any]) -> Model:
+    """From the content of a Hugging Face `config.json` of a dense decoder. Raises ConfigError."""
+    if experts := next((hf[key] for key in EXPERTS if hf.get(key)), 0):
+        raise ConfigError(
+            f"{name}/config.json is of a mixture of {experts} experts: trainer and planner know dense decoders alone"
+        )
+
+    def count(key: str, otherwise: int = 0) -> int:
+        value = hf.get(key)
+        if value is None and not otherwise:
+            raise ConfigError(f"{name}/config.json lacks {key!r}: the planner knows dense decoders like Llama and Qwen")
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name}/config.json: {key} is {value!r}, and must be a whole number of at least 1")
+        return otherwise if value is None else value
+
+    heads, hidden = count("num_attention_heads"), count("hidden_size")
+    model = Model(
+        name=name, parameters=0.0, layers=count("num_hidden_layers"), hidden=hidden, heads=heads,
+        kv_heads=count("num_key_value_heads", heads), head_dim=count("head_dim", max(1, hidden // heads)),
+        ffn=count("intermediate_size"), vocabulary=count("vocab_size"), tied=bool(hf.get("tie_word_embeddings", False)),
+    )  # fmt: skip
     return replace(model, parameters=float(model.shape_parameters))

@@ -25,3 +25,8 @@ def count(value: float) -> str:
 
 def gb(value: float) -> str:
     return f"{value / 1e9:,.1f} GB"
+
+
+def several(count: int, what: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{count:,} {what}{'s' if count != 1 else ''}"

@@ -86,7 +86,7 @@ def predict(point: Point, constants: Constants, protocol: Protocol) -> Predictio
 def read_points(path: Path) -> list[Point]:
     """Raises ConfigError with file, line and what is wrong."""
     if not path.is_file():
-        raise ConfigError(f"check={path}: no such file")
+        raise ConfigError(f"check={path}: {'a folder, and no file' if path.is_dir() else 'no such file'}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -112,12 +112,14 @@ def _point(row: dict[str, str], where: str) -> Point:
             what = "is missing" if row[key] is None else f"{row[key]!r} is not a number"
             raise ConfigError(f"{where}: {key} {what}") from None
         if not 0 < numbers[key] < float("inf"):
-            raise ConfigError(f"{where}: {key} {row[key]!r}: must be above 0")
-    tp = int(numbers["tensor_parallel"])
-    heads = MODELS[row["model"]].heads
-    if tp != numbers["tensor_parallel"] or heads % tp:
-        fitting = max(t for t in range(1, heads + 1) if heads % t == 0 and t <= max(tp, 1))
-        raise ConfigError(f"{where}: tensor_parallel {row['tensor_parallel']} does not divide the {heads} heads; {fitting} does")
+            raise ConfigError(f"{where}: {key} {row[key]!r}: must be a finite number above 0")
+    tp, heads, per_node = int(numbers["tensor_parallel"]), MODELS[row["model"]].heads, GPUS[row["gpu"]].gpus_per_node
+    if tp != numbers["tensor_parallel"] or heads % tp or tp > per_node:
+        fitting = max(t for t in range(1, per_node + 1) if heads % t == 0 and t <= max(tp, 1))
+        raise ConfigError(
+            f"{where}: tensor_parallel {row['tensor_parallel']} must divide the {heads} heads and be at most {per_node}, the "
+            f"GPUs of a node; {fitting} does"
+        )
     try:
         ttft_s = float(row.get("ttft_ms") or 0.0) / 1e3
     except ValueError:

@@ -1,7 +1,7 @@
 """Checkpoints and failures: what is written, how often nodes fail, what that costs, and how often to save."""
 
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 
 from launch.plan.speed import Speed
 from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, Layout, stage_parameters
@@ -20,7 +20,7 @@ class Reliability:
     young_s: float  # sqrt(2 x stall x MTBF) of the trainer's nodes
     young_blocking_s: float  # the same, were saving not asynchronous
     interval_steps: int  # the longest that is as good as the best
-    run_s: float  # all steps, with checkpoints and failures
+    run_s: float  # all steps, with checkpoints and failures; infinite when these come faster than they are made good
     failures: float  # expected in that time, of any node
     trainer_failures: float
     lost_s_a_failure: float  # of a trainer node: steps done again, loading, restarting
@@ -56,12 +56,14 @@ def reliability(speed: Speed, layout: Layout, *, steps: int, step_s: float) -> R
         return (interval * step_s + write_s) / 2 + write_s + cluster.restart_s
 
     def overhead(interval: int) -> float:
-        """Share of the run that checkpoints and failures of trainer nodes take."""
+        """Share of the work that checkpoints and failures of trainer nodes add to it, to first order."""
         return stall_s / (interval * step_s) + lost_s(interval) / trainer_mtbf_s
 
     best = min(overhead(k) for k in range(shortest, max(steps, shortest) + 1))
     interval = max(k for k in range(shortest, max(steps, shortest) + 1) if overhead(k) <= best + FLAT)
-    run_s = steps * step_s * (1 + overhead(interval))
+    work_s = steps * (step_s + stall_s / interval)
+    working = 1 - lost_s(interval) / trainer_mtbf_s  # nodes fail also while a failure is made good
+    run_s = work_s / working if working > 0 else inf
     return Reliability(
         state_bytes=state, write_s=write_s, stall_s=stall_s, job_mtbf_s=cluster.node_mtbf_s / cluster.nodes,
         trainer_mtbf_s=trainer_mtbf_s, young_s=sqrt(2 * stall_s * trainer_mtbf_s),

@@ -9,10 +9,10 @@ from launch.plan.answer import answer
 from launch.plan.calibrate import DATA, stored, stored_errors
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
-from launch.plan.lines import Line, count, gb, total
+from launch.plan.lines import Line, count, gb, several, total
 from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
 from launch.plan.search import Plan
-from launch.plan.study import STATED, WHAT_IFS, Study, longest_by_concurrency
+from launch.plan.study import STATED, Study, longest_by_concurrency
 from launch.plan.table import table
 from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, WEIGHT_BYTES, stage_parameters
 from launch.plan.training_points import published
@@ -44,8 +44,9 @@ def inputs(study: Study) -> str:
         ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(model.weight_bytes)} in bf16; {model.layers} layers"),
         ("KV cache", f"2 x {model.kv_heads} heads x {model.head_dim} x {model.layers} layers x 2 bytes = "
                      f"{model.kv_bytes_per_token / 1024:.0f} KiB a token"),
-        ("cluster", f"{cluster.nodes} nodes x {cluster.gpus_per_node} GPUs = {cluster.gpus}: {cluster.gpu_bytes / 1e9:.0f} GB, "
-                    f"{cluster.hbm_bytes_s / 1e12:.2f} TB/s, {cluster.flops / 1e12:.0f} TFLOP/s each"),
+        ("cluster", f"{several(cluster.nodes, 'node')} x {cluster.gpus_per_node} GPUs = {cluster.gpus}: "
+                    f"{cluster.gpu_bytes / 1e9:.0f} GB, {cluster.hbm_bytes_s / 1e12:.2f} TB/s, "
+                    f"{cluster.flops / 1e12:.0f} TFLOP/s each"),
         ("network", f"{cluster.network_bytes_s / 1e9:.0f} GB/s a GPU, NVLink {cluster.nvlink_bytes_s / 1e9:.0f} GB/s, storage "
                     f"{cluster.storage_bytes_s / 1e9:.0f} GB/s in all"),
         ("one step", f"{work.groups} prompts x {work.completions_per_group} = {work.completions} completions, "
@@ -236,7 +237,7 @@ def staleness(study: Study) -> str:
                     plan.split,
                     str(plan.generation.fleet), plan.limit,
                 ))  # fmt: skip
-        head = (name, "step s", "hours", "longest s", "in flight", "nodes", "fleet", "limited by")
+        head = (name, "step s", "hours", "longest s", "in flight", study.cluster.unit, "fleet", "limited by")
         parts.append(table(head, rows))
     return "\n\n".join(parts)
 
@@ -298,13 +299,13 @@ def what_if(study: Study) -> str:
     parts = []
     for name, search in study.searches.items():
         rows = []
-        for change in WHAT_IFS:
+        for change in study.what_ifs:
             kept, again = change.unchanged_split(search.best), change.applied(search).best
             rows.append((
                 change.what, f"{kept.step_s:.1f}", f"{kept.hours:.1f}", kept.limit, f"{again.step_s:.1f}", f"{again.hours:.1f}",
                 again.split,
             ))  # fmt: skip
-        parts.append(table((name, "step s", "hours", "limited by", "planned anew", "hours", "nodes"), rows))
+        parts.append(table((name, "step s", "hours", "limited by", "planned anew", "hours", study.cluster.unit), rows))
     return "\n\n".join(parts)
 
 

@@ -7,6 +7,7 @@ Asynchronous: trainer, fleet and sandboxes work at the same time, so the slowest
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import ceil
 
 from conf.schema import ConfigError
 from launch.plan.generation import Fleet, GenerationCost, drained_s, engine_tps, running_sequences
@@ -16,9 +17,9 @@ from launch.plan.speed import Speed
 from launch.plan.training import USABLE, Layout, TrainingCost, push_s, training_cost, training_memory
 
 CONCURRENCIES = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
-PIPELINES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
+DEEPEST_PIPELINE, CONTEXTS = 16, (1, 2, 4, 8)
 CLOSE = 0.005  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
-MOST_NODES = 256  # that are tried when a cluster is too small
+MOST_NODES = 256  # that are tried when a cluster is too small; and the most splits of a large one
 SYNCHRONOUS = "generation, then training"
 
 
@@ -103,7 +104,7 @@ def make_plan(workload: Workload, speed: Speed, training: TrainingCost, fleet: F
 def layouts(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[Layout]:
     """All that divide the model and the GPUs, with recomputation where nothing else fits; that may not fit either."""
     for tp in engine_tps(speed):
-        for pp in (p for p in PIPELINES if not speed.model.layers % p):
+        for pp in (p for p in range(1, DEEPEST_PIPELINE + 1) if not speed.model.layers % p):
             for cp in (c for c in CONTEXTS if c <= max_cp and not gpus % (tp * pp * c)):
                 dp = gpus // (tp * pp * cp)
                 layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp, tokens_per_microbatch=tokens_per_microbatch)
@@ -135,9 +136,10 @@ class Search:
 
     @property
     def trainer_gpus(self) -> range:
-        """What the trainer may be given: whole nodes, or single GPUs of the only node."""
-        unit = self.cluster.gpus_per_node if self.cluster.nodes > 1 else 1
-        return range(unit, self.cluster.gpus, unit)
+        """What the trainer may be given: whole nodes, or single GPUs of the only node; of a very large cluster, several nodes."""
+        cluster = self.cluster
+        unit = cluster.gpus_per_node * ceil(cluster.nodes / MOST_NODES) if cluster.nodes > 1 else 1
+        return range(unit, cluster.gpus, unit)
 
     def trainers(self, gpus: int) -> tuple[TrainingCost, ...]:
         """The layouts that fit on so many GPUs, the fastest first."""

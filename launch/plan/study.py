@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 
 from conf.schema import ConfigError, RunConfig
 from launch.plan.calibrate import stored
@@ -25,7 +26,16 @@ class Study:
 
     @cached_property
     def best(self) -> dict[str, Plan]:
-        return {name: search.best for name, search in self.searches.items()}
+        """Raises ConfigError when nothing fits, and when no run would ever end."""
+        found = {name: search.best for name, search in self.searches.items()}
+        for plan in found.values():
+            if not isfinite(plan.hours):
+                risk = plan.reliability
+                raise ConfigError(
+                    f"plan.node_mtbf_days={self.config.plan.node_mtbf_days:g}: one of {plan.trainer_nodes} trainer nodes fails "
+                    f"every {risk.trainer_mtbf_s:.0f} s and each failure costs {risk.lost_s_a_failure:.0f} s, so no run would end"
+                )
+        return found
 
     @cached_property
     def configured(self) -> dict[str, Plan]:
@@ -40,6 +50,11 @@ class Study:
         except ConfigError as error:
             return f"as configured it cannot be: {error}"
         return ""
+
+    @property
+    def what_ifs(self) -> list["WhatIf"]:
+        """Those that leave a trainer and a fleet something to run on."""
+        return [change for change in WHAT_IFS if change.nodes_lost < self.cluster.nodes]
 
     @property
     def configured_layout(self) -> Layout:
@@ -135,15 +150,19 @@ class WhatIf:
     workload: Callable[[Workload], Workload] = lambda w: w
     cluster: Callable[[Cluster], Cluster] = lambda c: c
     constants: Callable[[Constants], Constants] = lambda c: c
+    nodes_lost: int = 0
+
+    def _cluster(self, cluster: Cluster) -> Cluster:
+        return self.cluster(replace(cluster, nodes=cluster.nodes - self.nodes_lost))
 
     def applied(self, search: Search) -> Search:
         speed = search.speed
-        changed = replace(speed, cluster=self.cluster(speed.cluster), constants=self.constants(speed.constants))
+        changed = replace(speed, cluster=self._cluster(speed.cluster), constants=self.constants(speed.constants))
         return replace(search, workload=self.workload(search.workload), speed=changed)
 
     def unchanged_split(self, plan: Plan) -> Plan:
         """The plan that was made before, in the changed world; on fewer nodes, the fleet is what is left."""
-        speed = replace(plan.speed, cluster=self.cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
+        speed = replace(plan.speed, cluster=self._cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
         workload, fleet = self.workload(plan.workload), plan.generation.fleet
         training = training_cost(workload, speed, plan.training.layout)
         left = (speed.cluster.gpus - training.layout.gpus) // fleet.tp
@@ -174,7 +193,7 @@ WHAT_IFS = (
     WhatIf(what="tests take 30 s", workload=lambda w: replace(w, sandbox_s=30.0)),
     WhatIf(what="no KL penalty", workload=lambda w: replace(w, reference=False)),
     WhatIf(what="completions never cut", workload=lambda w: replace(w, segment_tokens=w.lengths.cap_tokens)),
-    WhatIf(what="a node is lost for good", cluster=lambda c: replace(c, nodes=max(1, c.nodes - 1))),
-    WhatIf(what="two nodes are", cluster=lambda c: replace(c, nodes=max(1, c.nodes - 2))),
+    WhatIf(what="a node is lost for good", nodes_lost=1),
+    WhatIf(what="two nodes are", nodes_lost=2),
     WhatIf(what="nodes fail 4 times as often", cluster=lambda c: replace(c, node_mtbf_s=c.node_mtbf_s / 4)),
 )

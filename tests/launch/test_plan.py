@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from launch.plan.inputs import Lengths, model_from_hf, read_model
 from launch.plan.points import H100
 from launch.plan.reliability import gathered_bytes, reliability, save_stall_s
 from launch.plan.report import report
-from launch.plan.search import Search, least
+from launch.plan.search import MOST_NODES, Search, layouts, least
 from launch.plan.speed import Speed, stated
 from launch.plan.study import CALIBRATED, STATED, WHAT_IFS, Study, make_study
 from launch.plan.training import USABLE, Layout, push_s, training_cost, training_memory
@@ -298,9 +298,70 @@ def test_model_folder_is_read_when_it_is_there(tmp_path: Path) -> None:
     assert model.heads == 64
 
 
-def test_config_without_dimensions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lacks 'hidden_size'"):
-        model_from_hf("odd", {"num_attention_heads": 8})
+WHOLE = {
+    "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672,
+    "vocab_size": 128256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden_size": None}, "lacks 'hidden_size': the planner knows dense decoders"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, and must be a whole number of at least 1"),
+        ({"num_hidden_layers": -32}, "num_hidden_layers is -32"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_experts": 128}, "is of a mixture of 128 experts"),
+        ({"num_local_experts": 8}, "is of a mixture of 8 experts"),
+    ],
+)
+def test_model_that_is_no_dense_decoder_is_refused(changed: dict[str, object], said: str) -> None:
+    assert model_from_hf("whole", WHOLE).head_dim == 128
+    with pytest.raises(ConfigError, match=said):
+        model_from_hf("odd", {**WHOLE, **changed})
+
+
+@pytest.mark.parametrize(("content", "said"), [('{"num_hid', "cannot be read"), ("[1, 2]", "holds no model's configuration")])
+def test_damaged_config_of_a_model_is_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/config.json {said}"):
+        read_model(config(f"model.path={tmp_path}"))
+
+
+def test_pipelines_of_any_depth_that_divides_the_layers_are_tried() -> None:
+    """80 layers on 40 GPUs: neither 2, 4 nor 8 stages leave whole replicas that fit."""
+    seventy = replace(
+        make_study(config()).searches[CALIBRATED].speed, model=replace(model_from_hf("70b", WHOLE), parameters=70.6e9)
+    )
+    found = {layout.pp for layout in layouts(seventy, 40, 20_480, 1)}
+    assert found == {1, 2, 4, 5, 8, 10}
+
+
+def test_few_splits_of_a_very_large_cluster_are_tried() -> None:
+    search = make_study(config()).searches[STATED]
+    assert len(search.on(100_000).trainer_gpus) <= MOST_NODES
+    assert search.on(256).trainer_gpus.step == 8
+
+
+def test_run_that_would_never_end_is_refused_with_its_reason() -> None:
+    """Failures are made good while others happen: when they come faster than that, no time is enough."""
+    study = make_study(config("plan.node_mtbf_days=0.001"))
+    with pytest.raises(ConfigError, match=r"plan.node_mtbf_days=0.001: one of \d+ trainer nodes fails every \d+ s .* no run"):
+        _ = study.best
+    assert not isfinite(reliability(study.searches[STATED].speed, LAYOUT, steps=600, step_s=90.0).run_s)
+
+
+def test_failures_cost_time_in_which_nodes_fail_too(study: Study) -> None:
+    # a step of 100 s, saved every k steps of 3.1 s stall; T = steps x (100 + 3.1 / k) + T x lost / MTBF
+    found = reliability(study.searches[STATED].speed, SIXTEEN_NODES, steps=600, step_s=100)
+    work_s = 600 * (100 + found.stall_s / found.interval_steps)
+    assert found.run_s == pytest.approx(work_s + found.trainer_failures * found.lost_s_a_failure)
+
+
+def test_lost_node_is_no_what_if_where_none_would_be_left(study: Study) -> None:
+    small = replace(study, cluster=replace(study.cluster, nodes=1))
+    assert {"a node is lost for good", "two nodes are"} & {change.what for change in small.what_ifs} == set()
+    assert {change.what for change in study.what_ifs} == {change.what for change in WHAT_IFS}
 
 
 @pytest.mark.parametrize(
@@ -319,6 +380,7 @@ def test_config_without_dimensions_is_refused() -> None:
         ("cluster.nodes=-3", "cluster.nodes=-3: must be at least 1"),
         ("plan.completion_tokens=nan", "plan.completion_tokens=nan: must be a finite number"),
         ("plan.prompt_tokens=0", "plan.prompt_tokens=0.0: must be above 0"),
+        ("plan.prompt_tokens=5000", "plan.prompt_tokens=5000: the mean cannot be above data.max_prompt_tokens=4096"),
         ("plan.hbm_gb_s=0", "plan.hbm_gb_s=0.0: must be above 0"),
         ("cluster.nodes=0", "cluster.nodes=0: must be at least 1"),
         ("model.shape.kv_heads=0", "model.shape.kv_heads=0: the planner needs the model's dimensions"),

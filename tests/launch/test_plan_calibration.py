@@ -87,7 +87,7 @@ def test_check_prints_every_row_and_the_errors(points: list[Point]) -> None:
 def test_check_needs_no_time_to_first_token(tmp_path: Path) -> None:
     file = tmp_path / "points.csv"
     file.write_text(f"{HEAD.replace('ttft_ms,', '')}\n{ROW.replace('840.8,', '')}\n")
-    assert "1 points;" in check_report(file)
+    assert "1 point;" in check_report(file)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,21 @@ def test_check_needs_no_time_to_first_token(tmp_path: Path) -> None:
         (HEAD, "holds no points"),
         ("", "no column 'gpu'; needed are gpu, model"),
         (f"{HEAD}\n{ROW.rpartition(',')[0]}", "points.csv:2: tpot_ms is missing"),
-        (f"{HEAD}\n{ROW.replace('16.539', 'nan')}", "tpot_ms 'nan': must be above 0"),
-        (f"{HEAD}\n{ROW.replace('16.539', '-1')}", "tpot_ms '-1': must be above 0"),
-        (f"{HEAD}\n{ROW.replace(',16,2,', ',16,2.5,')}", "tensor_parallel 2.5 does not divide the 64 heads; 2 does"),
+        (f"{HEAD}\n{ROW.replace('16.539', 'nan')}", "tpot_ms 'nan': must be a finite number above 0"),
+        (f"{HEAD}\n{ROW.replace('16.539', '-1')}", "tpot_ms '-1': must be a finite number above 0"),
+        (
+            f"{HEAD}\n{ROW.replace(',16,2,', ',16,2.5,')}",
+            "tensor_parallel 2.5 must divide the 64 heads .*; 2 does",
+        ),
         (f"{HEAD.replace(',tpot_ms', '')}\n{ROW}", "no column 'tpot_ms'"),
         (f"{HEAD}\n{ROW}\n{ROW.replace('16.539', 'fast')}", r"points.csv:3: tpot_ms 'fast' is not a number"),
-        (f"{HEAD}\n{ROW.replace(',16,2,', ',0,2,')}", "concurrent_sequences '0': must be above 0"),
-        (f"{HEAD}\n{ROW.replace(',16,2,', ',16,3,')}", "tensor_parallel 3 does not divide the 64 heads; 2 does"),
+        (f"{HEAD}\n{ROW.replace(',16,2,', ',0,2,')}", "concurrent_sequences '0': must be a finite number above 0"),
+        (f"{HEAD}\n{ROW.replace(',16,2,', ',16,3,')}", "tensor_parallel 3 must divide the 64 heads .*; 2 does"),
+        (
+            f"{HEAD}\n{ROW.replace(',16,2,', ',16,16,')}",
+            "tensor_parallel 16 must divide the 64 heads and be at most 8, .*; 8 does",
+        ),
+        (f"{HEAD}\n{ROW.replace('16.539', '1e400')}", "tpot_ms '1e400': must be a finite number above 0"),
         (f"{HEAD}\n{ROW.replace('Qwen3-32B-bf16', 'Qwen3-8B')}", "model 'Qwen3-8B' is not known .* Qwen3-32B-bf16"),
         (f"{HEAD}\n{ROW.replace('H100-SXM-80GB', 'A100')}", "gpu 'A100' is not known .* H100-SXM-80GB"),
     ],
@@ -125,7 +133,7 @@ def test_file_that_a_spreadsheet_wrote_is_read(tmp_path: Path) -> None:
     """It begins with a byte order mark."""
     file = tmp_path / "points.csv"
     file.write_text(f"\ufeff{HEAD.partition(',')[2].partition(',')[2]}\n{ROW.partition(',')[2].partition(',')[2]}\n")
-    assert "1 points;" in check_report(file)
+    assert "1 point;" in check_report(file)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
