@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.ledger_load import MEAN_TOKENS, Generator, Load
 from conf.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from rollout.changes import Admitted, Change, Extended, Graded, Taken
+from rollout.changes import Admitted, Change, Extended, Graded
 from rollout.client import QueueClient, QueueTimeout
 from rollout.journal import Journal
 from rollout.keys import RunKeys
@@ -255,12 +255,13 @@ def _write_history(path: Path, rules: Rules, steps: int) -> int:
             do(_groups(step, groups, long if step >= covered else short, version=min(step, steps)))
             if step >= steps:
                 continue
-            do((Taken(step=step, groups=tuple(range(step * groups, (step + 1) * groups))),))
+            do(ledger.take(step) or ())
             do(ledger.advance(step + 1, ["engine-0@1"]))
             ledger.unload_trained()
             if step + 1 <= covered and (step + 1) % JOB_CHECKPOINT_EVERY == 0:
                 do(ledger.durable(step + 1))
-    return sum(len(group.trajectories) for group in ledger.state.groups.values())
+    state = ledger.state
+    return sum(len(g.trajectories) for g in state.groups.values()) + sum(len(g.tokens) for g in state.taken.values())
 
 
 def _segment(tokens: int) -> Segment:

@@ -59,10 +59,18 @@ class Dropped:
     reason: str
 
 
+class TakenGroup(NamedTuple):
+    """The account of a group in a batch: all that the ledger must know of it until somebody asks for the batch."""
+
+    group: int
+    tokens: Sequence[int]  # of each completion
+    digests: Sequence[Sequence[int]]  # of the segments of each (`Segment.digest`)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
     step: int
-    groups: Sequence[int]
+    groups: Sequence[TakenGroup]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

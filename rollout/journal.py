@@ -12,16 +12,17 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from rollout.changes import CHANGES, Change, Durable, Extended
+from rollout.changes import CHANGES, Change, Durable, Taken
 from rollout.file_system import is_network, kind_of, locks_work, sync_folder
 from rollout.rules import Rules
 from rollout.wire import WireError, pack, unpack
 
-FORMAT = "kestrel-ledger-3"
+FORMAT = "kestrel-ledger-4"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
 PAGE_BYTES = 16384  # a segment's row in one or two
 SETTINGS = (
@@ -85,40 +86,40 @@ class Journal:
         self.close()
 
     def read(self) -> Iterator[Change]:
-        """What `Ledger.replay` needs: the last `Durable` first. Raises JournalError for any damage."""
-        try:
+        """What `Ledger.replay` needs: the last `Durable` first, and of the groups in a batch no more than the batch says.
+
+        All that is there is checked. Raises JournalError for any damage.
+        """
+        with self._errors("read"):
             damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if damage != "ok":
                 raise self._damaged(str(damage))
+            yield from self._changes("WHERE group_index IS NULL AND kind = 'Durable'")
+            taken = self._changes("WHERE group_index IS NULL AND kind = 'Taken'")
+            in_batches = {account.group for batch in taken if isinstance(batch, Taken) for account in batch.groups}
             expected, found = self._rows(), 0
-            query = "SELECT seq, kind, group_index, step, crc, body FROM changes ORDER BY kind != 'Durable', seq"
-            for *place, crc, body in self._db.execute(query):
-                kind = place[1]
-                if kind not in CHANGES or not isinstance(body, bytes) or _checksum(place, body) != crc:
-                    raise self._damaged(f"change {place[0]} ({kind}) does not match its checksum")
+            for kind, group, body in self._checked("ORDER BY seq"):
                 found += 1
-                yield unpack(CHANGES[kind], body)
+                if group not in in_batches and kind != "Durable":
+                    yield unpack(CHANGES[kind], body)
             if found != expected:
                 raise self._damaged(f"{expected} changes were written, {found} are there")
-        except DATABASE_ERRORS as error:
-            raise self._error("read", error) from error
-        except WireError as error:
-            raise self._damaged(str(error)) from error
 
-    def segments(self, group: int) -> Iterator[Extended]:
-        """What was recorded of a group, in order. Raises JournalError."""
-        query = (
-            "SELECT seq, kind, group_index, step, crc, body FROM changes WHERE group_index = ? AND kind = 'Extended' ORDER BY seq"
-        )
-        try:
-            for *place, crc, body in self._db.execute(query, (group,)):
-                if not isinstance(body, bytes) or _checksum(place, body) != crc:
-                    raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
-                yield unpack(Extended, body)
-        except DATABASE_ERRORS as error:
-            raise self._error("read", error) from error
-        except WireError as error:
-            raise self._damaged(str(error)) from error
+    def group(self, index: int) -> Iterator[Change]:
+        """All that is recorded of a group, in order. Raises JournalError."""
+        with self._errors("read"):
+            yield from self._changes("WHERE group_index = ? ORDER BY seq", index)
+
+    def _changes(self, where: str, *values: int) -> Iterator[Change]:
+        for kind, _, body in self._checked(where, *values):
+            yield unpack(CHANGES[kind], body)
+
+    def _checked(self, where: str, *values: int) -> Iterator[tuple[str, int | None, bytes]]:
+        """The kind, group and body of changes, each as it was written."""
+        for *place, crc, body in self._db.execute(f"SELECT seq, kind, group_index, step, crc, body FROM changes {where}", values):
+            if not isinstance(body, bytes) or _checksum(place, body) != crc:
+                raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
+            yield place[1], place[2], body
 
     def append(self, changes: Iterable[Change]) -> None:
         self._pending.extend(changes)
@@ -140,11 +141,9 @@ class Journal:
 
     def belong_to(self, prompts: str) -> None:
         """Ties it to the stream of prompts in which its groups have their places. Raises JournalError if it has another."""
-        try:
+        with self._errors("write"):
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('prompts', ?)", (prompts,))
             found = self._db.execute("SELECT value FROM meta WHERE key = 'prompts'").fetchone()[0]
-        except DATABASE_ERRORS as error:
-            raise self._error("write", error) from error
         if found != prompts:
             raise JournalError(
                 f"{self.path} began with other prompts: some would be skipped, and others come again. Bring back data.train, "
@@ -244,6 +243,15 @@ class Journal:
         if found is None or not str(found[0]).isdecimal():
             raise self._damaged("it does not say how many changes it holds")
         return int(found[0])
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except DATABASE_ERRORS as error:
+            raise self._error(what, error) from error
+        except WireError as error:
+            raise self._damaged(str(error)) from error
 
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(

@@ -53,7 +53,6 @@ class Ledger:
         self.rules = rules
         self.state = LedgerState(rules)
         self.leases = Leases(rules, self.state)
-        self._loaded_from = 0  # the batches of earlier steps are unloaded
         self._takeable: tuple[int, ...] | None = None
         self._takeable_is_known = True
 
@@ -67,26 +66,25 @@ class Ledger:
     # Memory: what was trained on is needed again only if the trainer goes back, and whoever keeps the changes has it.
 
     def unload_trained(self) -> None:
-        """Lets go of the segments of the batches before the version."""
+        """Lets go of all but the accounts of the batches before the version."""
         state = self.state
-        for step in range(max(self._loaded_from, state.oldest_step), state.version):
+        for step in range(state.oldest_step, state.version):
             for index in state.batches[step]:
-                if state.groups[index].is_loaded:
-                    for trajectory in state.groups[index].trajectories:
-                        trajectory.unload()
-        self._loaded_from = state.version
+                state.loaded.pop(index, None)
 
     def unloaded(self, step: int) -> list[int]:
-        """The groups of a batch whose segments must be loaded before `batch(step)`."""
-        return [index for index in self.state.batches.get(step, ()) if not self.state.groups[index].is_loaded]
+        """The groups of a batch that must be loaded before `batch(step)`."""
+        return [index for index in self.state.batches.get(step, ()) if index not in self.state.loaded]
 
-    def load(self, step: int, segments: Iterable[Extended]) -> None:
-        """Takes back the segments of unloaded groups of a batch: all of them, in the order in which they were recorded."""
-        self._loaded_from = min(self._loaded_from, step)
-        for change in segments:
-            trajectory = self.state.groups[change.group].trajectories[change.trajectory]
-            trajectory.unloaded = ()
-            trajectory.segments.append(change.segment)
+    def load(self, index: int, changes: Iterable[Change]) -> None:
+        """Takes back a group of a batch: all changes to it, in their order."""
+        alone = LedgerState(self.rules)
+        for change in changes:
+            alone.apply(change)
+        group = alone.groups.get(index)
+        if group is None or group.ungraded or group.account() != self.state.taken[index]:
+            raise LedgerError(f"group {index} is not what it was when its batch was taken")
+        self.state.loaded[index] = group
 
     @property
     def version(self) -> int:
@@ -146,6 +144,8 @@ class Ledger:
     def report(self, position: Position, segment: Segment, holder: str = "") -> tuple[str, Changes]:
         """What became of a segment, and the changes. An empty one with finish CUT gives the lease back."""
         group, index, offset = position
+        if group in self.state.taken:
+            return self._report_taken(position, segment)
         trajectory = self._reported(group, index)
         if trajectory is None:
             return self._lost(LostKind.GONE, segment)
@@ -167,6 +167,8 @@ class Ledger:
 
     def grade(self, group: int, trajectory: int, verdict: Verdict) -> tuple[str, Changes]:
         """Records a verdict; the last one of a group without signal also drops it, if the rules say so."""
+        if group in self.state.taken:
+            return LostKind.DUPLICATE, ()
         found = self._reported(group, trajectory)
         if found is None:
             return LostKind.GONE, ()
@@ -185,11 +187,11 @@ class Ledger:
     def drop(self, group: int, kind: DropKind, reason: str) -> Changes:
         """Gives up a group that cannot be run. Repeating it changes nothing."""
         self._check_known(group)
+        if group in self.state.taken:
+            raise LedgerError(f"group {group} is part of a batch and cannot be dropped ({kind}: {reason})")
         record = self.state.groups.get(group)
         if record is None or record.dropped:
             return ()
-        if group >= 0 and group not in self.state.untaken:
-            raise LedgerError(f"group {group} is part of a batch and cannot be dropped ({kind}: {reason})")
         return (Dropped(group=group, kind=kind, reason=reason),)
 
     # The trainer.
@@ -213,7 +215,7 @@ class Ledger:
                 f"(dropped so far, by kind: {dict(state.dropped_groups)})"
             )
         groups = self.takeable()
-        return None if groups is None else (Taken(step=step, groups=groups),)
+        return None if groups is None else (Taken(step=step, groups=tuple(state.untaken[i].account() for i in groups)),)
 
     def takeable(self) -> tuple[int, ...] | None:
         """The next batch: the oldest ready groups, of which at most W bypass the oldest that is not ready."""
@@ -229,7 +231,7 @@ class Ledger:
         """What this batch is assembled from."""
         if step not in self.state.batches:
             raise LedgerError(f"there is no batch of step {step}: not taken yet, or forgotten")
-        return [self.state.groups[index].parts() for index in self.state.batches[step]]
+        return [self.state.loaded[index].parts() for index in self.state.batches[step]]
 
     def advance(self, version: int, engines: Iterable[str]) -> Changes:
         """The step before `version` is done and exactly these engines hold the result."""
@@ -265,7 +267,7 @@ class Ledger:
         if version <= state.oldest_step:
             return ()
         trained = [index for step in range(state.oldest_step, version) for index in state.batches[step]]
-        tokens = state.trained_tokens + sum(state.groups[index].tokens for index in trained)
+        tokens = state.trained_tokens + sum(map(state.tokens_of, range(state.oldest_step, version)))
         totals = state.totals(oldest_step=version, trained_tokens=tokens)
         return (Durable(totals=totals, forgotten=(*trained, *state.dead)),)
 
@@ -376,6 +378,15 @@ class Ledger:
         if not 0 <= trajectory < len(record.trajectories):
             raise LedgerError(f"group {group} has {len(record.trajectories)} trajectories, and no number {trajectory}")
         return None if record.dropped else record.trajectories[trajectory]
+
+    def _report_taken(self, position: Position, segment: Segment) -> tuple[str, Changes]:
+        """Of a group in a batch, which is complete: whether this is a part of it."""
+        account, (group, index, offset) = self.state.taken[position.group], position
+        if not 0 <= index < len(account.tokens):
+            raise LedgerError(f"group {group} has {len(account.tokens)} trajectories, and no number {index}")
+        if offset > account.tokens[index]:
+            raise LedgerError(f"{position} is beyond the {account.tokens[index]} tokens that are recorded")
+        return (RECORDED, ()) if segment.digest(offset) in account.digests[index] else self._lost(LostKind.DUPLICATE, segment)
 
     def _check_known(self, group: int) -> None:
         if not -self.state.evals_admitted <= group < self.state.admitted:

@@ -22,7 +22,6 @@ from zmq.utils import z85
 
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
-from rollout.changes import Published
 from rollout.journal import Journal, JournalError, JournalUnavailable
 from rollout.keys import KeysError, RunKeys
 from rollout.ledger import Ledger
@@ -127,11 +126,7 @@ def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) ->
     stream = PromptStream(prompts.train, config.data.seed)
     journal.belong_to(stream.digest)
     began = time.monotonic()
-    ledger = Ledger(rules)
-    for change in journal.read():
-        ledger.apply(change)
-        if isinstance(change, Published):
-            ledger.unload_trained()
+    ledger = Ledger.replay(rules, journal.read())
     log.info("%s replayed in %.1f s: version %d", journal.path, time.monotonic() - began, ledger.version)
     return QueueServer(
         ledger=ledger,

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from conf.schema import RunConfig
-from rollout.changes import Admitted, Change, Extended, Graded, Taken
+from rollout.changes import Change, Taken
 from rollout.journal import Journal, JournalError
 from rollout.ledger import Ledger
 from rollout.rules import Rules
@@ -23,21 +23,18 @@ class RecordError(RuntimeError):
 def steps(run_dir: Path, config: RunConfig) -> list[int]:
     """The steps whose batches are there, in order; step s takes the weights from version s to s + 1. Raises RecordError."""
     with closing(_open(run_dir, config)) as journal:
-        return sorted(change.step for change in _read(journal) if isinstance(change, Taken))
+        return sorted(change.step for change in _read(journal.read()) if isinstance(change, Taken))
 
 
 def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Batch]:
     """The batches of these steps, in the order asked for. Raises RecordError."""
     with closing(_open(run_dir, config)) as journal:
-        taken = {change.step: change for change in _read(journal) if isinstance(change, Taken) and change.step in wanted}
+        taken = {change.step: change for change in _read(journal.read()) if isinstance(change, Taken)}
         if missing := [step for step in wanted if step not in taken]:
             raise RecordError(f"{journal.path} holds no batch of step {missing[0]}")
-        groups = {group for change in taken.values() for group in change.groups}
-        parts = (
-            change for change in _read(journal) if isinstance(change, Admitted | Extended | Graded) and change.group in groups
-        )
-        ledger = Ledger.replay(Rules.of(config), parts)
-        ledger.apply(*taken.values())
+        ledger = Ledger.replay(Rules.of(config), [taken[step] for step in wanted])
+        for group in (index for step in wanted for index in ledger.unloaded(step)):
+            ledger.load(group, _read(journal.group(group)))
         return [ledger.batch(step) for step in wanted]
 
 
@@ -51,8 +48,8 @@ def _open(run_dir: Path, config: RunConfig) -> Journal:
         raise RecordError(f"{error}; a run can be read once its queue server has ended, or from a copy of its folder") from error
 
 
-def _read(journal: Journal) -> Iterator[Change]:
+def _read(changes: Iterator[Change]) -> Iterator[Change]:
     try:
-        yield from journal.read()
+        yield from changes
     except JournalError as error:
         raise RecordError(str(error)) from error

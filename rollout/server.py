@@ -244,8 +244,8 @@ class QueueServer:
             return None
         self._asked.clear()
         self._do(changes)
-        for group in self._ledger.unloaded(request.step):  # the trainer has gone back
-            self._ledger.load(request.step, self._journal.segments(group))
+        for group in self._ledger.unloaded(request.step):  # the trainer has gone back, or the server was started again
+            self._ledger.load(group, self._journal.group(group))
         return m.TakeAnswer(groups=self._ledger.parts(request.step), waiting=None)
 
     def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:

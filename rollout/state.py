@@ -1,13 +1,10 @@
 """What a ledger knows, and how changes alter it. Deterministic and total: it decides nothing and refuses nothing."""
 
-import itertools
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from rollout.changes import (
     Admitted,
@@ -22,6 +19,7 @@ from rollout.changes import (
     Rewound,
     Stopped,
     Taken,
+    TakenGroup,
     Totals,
 )
 from rollout.rules import Rules
@@ -37,23 +35,14 @@ class TrajectoryState:
     length: int = 0  # completion tokens
     finish: Finish | None = None
     verdict: Verdict | None = None
-    unloaded: tuple[tuple[int, int], ...] = ()  # (offset, digest) of segments that are not in memory any more
 
     def holds(self, offset: int, segment: Segment) -> bool:
         """Whether exactly this segment was recorded at this offset."""
-        if self.unloaded:
-            return (offset, _digest(segment)) in self.unloaded
-        at = 0
-        for recorded in self.segments:
-            if at == offset and np.array_equal(recorded.tokens, segment.tokens):
-                return np.array_equal(recorded.logprobs, segment.logprobs)
-            at += len(recorded.tokens)
-        return False
+        return segment.digest(offset) in self.digests()
 
-    def unload(self) -> None:
-        offsets = itertools.accumulate((len(s.tokens) for s in self.segments), initial=0)
-        self.unloaded = tuple((offset, _digest(s)) for offset, s in zip(offsets, self.segments, strict=False))
-        self.segments = []
+    def digests(self) -> tuple[int, ...]:
+        offsets = accumulate((len(s.tokens) for s in self.segments), initial=0)
+        return tuple(s.digest(offset) for offset, s in zip(offsets, self.segments, strict=False))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,9 +59,12 @@ class GroupState:
     def tokens(self) -> int:
         return sum(t.length for t in self.trajectories)
 
-    @property
-    def is_loaded(self) -> bool:
-        return not self.trajectories[0].unloaded
+    def account(self) -> TakenGroup:
+        return TakenGroup(
+            group=self.index,
+            tokens=tuple(t.length for t in self.trajectories),
+            digests=tuple(t.digests() for t in self.trajectories),
+        )
 
     def parts(self) -> GroupParts:
         """What the trainer gets; every trajectory is graded."""
@@ -82,10 +74,6 @@ class GroupState:
             if t.finish is not None and t.verdict is not None
         ]
         return GroupParts(prompt_id=self.prompt.id, index=self.index, prompt=self.prompt.tokens, completions=completions)
-
-
-def _digest(segment: Segment) -> int:
-    return zlib.crc32(np.ascontiguousarray(segment.logprobs).data, zlib.crc32(np.ascontiguousarray(segment.tokens).data))
 
 
 class LedgerState:
@@ -105,10 +93,12 @@ class LedgerState:
         self.lost_tokens: Counter[str] = Counter()
         self.trained_tokens = 0  # of forgotten batches
         self.eval_tokens = 0  # of closed evaluations
-        self.groups: dict[int, GroupState] = {}  # all that are not forgotten
+        self.groups: dict[int, GroupState] = {}  # open ones: untaken, or of an evaluation
         self.untaken: dict[int, GroupState] = {}  # training groups, in order of admission
         self.ready = 0  # of these, how many have all their verdicts
-        self.batches: dict[int, tuple[int, ...]] = {}
+        self.batches: dict[int, tuple[int, ...]] = {}  # that are not forgotten, and the accounts of their groups
+        self.taken: dict[int, TakenGroup] = {}
+        self.loaded: dict[int, GroupState] = {}  # of these, the ones that are in memory whole
         self.evals: dict[str, list[int]] = {}
         self.dead: list[int] = []  # groups whose changes the next `Durable` forgets
 
@@ -171,6 +161,7 @@ class LedgerState:
         return {
             "totals": self.totals(oldest_step=self.oldest_step, trained_tokens=self.trained_tokens),
             "groups": self.groups,
+            "taken": self.taken,
             "untaken": list(self.untaken),
             "ready": self.ready,
             "batches": self.batches,
@@ -181,7 +172,8 @@ class LedgerState:
     def counts(self) -> dict[str, Any]:
         """For the report. Recorded tokens = trained + waiting + dropped; lost ones were reported but never recorded."""
         tokens = {index: group.tokens for index, group in self.groups.items()}
-        trained = sum(tokens[i] for step, batch in self.batches.items() if step < self.version for i in batch)
+        batches = {step: self.tokens_of(step) for step in self.batches}
+        trained = sum(n for step, n in batches.items() if step < self.version)
         return {
             "version": self.version,
             "engines": sorted(self.engines),
@@ -192,12 +184,15 @@ class LedgerState:
             "ready_groups": self.ready,
             "dropped_groups": dict(self.dropped_groups),
             "trained_tokens": self.trained_tokens + trained,
-            "waiting_tokens": sum(n for i, n in tokens.items() if i >= 0) - trained,
+            "waiting_tokens": sum(n for i, n in tokens.items() if i >= 0) + sum(batches.values()) - trained,
             "dropped_tokens": dict(self.dropped_tokens),
             "lost_tokens": dict(self.lost_tokens),
             "eval_tokens": self.eval_tokens + sum(n for i, n in tokens.items() if i < 0),
             "evals": {name: sum(self.groups[i].ungraded for i in groups) for name, groups in self.evals.items()},
         }
+
+    def tokens_of(self, step: int) -> int:
+        return sum(sum(self.taken[index].tokens) for index in self.batches[step])
 
     def _admitted(self, change: Admitted) -> None:
         group = GroupState(
@@ -241,12 +236,16 @@ class LedgerState:
         self.drops_since_take += 1
 
     def _taken(self, change: Taken) -> None:
-        self.batches[change.step] = tuple(change.groups)
-        for index in change.groups:
-            del self.untaken[index]
-        self.ready -= len(change.groups)
+        batch = self.batches[change.step] = tuple(account.group for account in change.groups)
+        for account in change.groups:
+            self.taken[account.group] = account
+            self.admitted = max(self.admitted, account.group + 1)
+            if account.group in self.untaken:  # else it comes from a journal, which gives no more of it than its account
+                self.loaded[account.group] = self.groups.pop(account.group)
+                del self.untaken[account.group]
+                self.ready -= 1
         oldest = self.oldest_untaken
-        self.bypassing = tuple(sorted({i for i in (*self.bypassing, *change.groups) if i > oldest}))
+        self.bypassing = tuple(sorted({i for i in (*self.bypassing, *batch) if i > oldest}))
         if change.step >= self.steps_taken:  # otherwise a replay, of what a `Durable` has summed up already
             self.steps_taken = change.step + 1
             self.drops_since_take = 0
@@ -275,4 +274,5 @@ class LedgerState:
 
     def _forget(self, indices: Iterable[int]) -> None:
         for index in indices:
-            self.groups.pop(index, None)
+            for groups in (self.groups, self.taken, self.loaded):
+                groups.pop(index, None)

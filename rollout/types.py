@@ -5,6 +5,7 @@ on construction, so a misaligned record cannot exist. Lengths: n tokens of a seg
 """
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -69,6 +70,10 @@ class Segment:
             raise RecordError(f"versions of a segment must not decrease, got {versions.tolist()}")
         if not math.isfinite(np.add.reduce(self.logprobs)) and not np.isfinite(self.logprobs).all():  # the sum is quick
             raise RecordError("a segment holds log-probs that are not finite")
+
+    def digest(self, offset: int) -> int:
+        """Of what was sampled, and where in the completion."""
+        return zlib.crc32(np.ascontiguousarray(self.logprobs).data, zlib.crc32(np.ascontiguousarray(self.tokens).data, offset))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

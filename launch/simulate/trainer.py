@@ -101,7 +101,7 @@ class Trainer:
         tokens = 0
         by_version: dict[int, int] = {}
         for index in ledger.state.batches[self.version]:
-            group = ledger.state.groups[index]
+            group = ledger.state.loaded[index]
             tokens += len(group.prompt.tokens) * len(group.trajectories)
             for trajectory in group.trajectories:
                 step.trained_tokens += trajectory.length

@@ -26,7 +26,6 @@ class Desk:
     def open(self) -> None:
         self.journal = Journal(self.path, self.rules)
         self.ledger = Ledger.replay(self.rules, self.journal.read())
-        self.ledger.unload_trained()
         self.server = QueueServer(
             ledger=self.ledger,
             journal=self.journal,

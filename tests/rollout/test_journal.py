@@ -62,6 +62,11 @@ def test_ledger_of_a_long_history_comes_back_equal_after_every_restart(path, see
             journal = Journal(path, world.rules)
             replayed = Ledger.replay(world.rules, journal.read())
             assert repr(replayed.state.comparable()) == repr(world.ledger.state.comparable())
+            assert not replayed.state.loaded, "a batch is read when it is asked for"
+            for step in replayed.state.batches:
+                for group in replayed.unloaded(step):
+                    replayed.load(group, journal.group(group))
+                world.check_batch(replayed.batch(step))
     assert sum(isinstance(change, Durable) for change in world.made) > 0
     journal.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout.changes import DropKind
+from rollout.changes import DropKind, Extended, Graded
 from rollout.ledger import Ledger, LedgerError
 from rollout.rules import RulesError
 from rollout.types import Position
@@ -395,8 +395,26 @@ def test_durable_checkpoint_bounds_the_memory():
     ledger = started(groups_per_step=2, max_staleness=1)
     train(ledger, steps=5)
     ledger.apply(*ledger.durable(5))
-    assert not ledger.state.groups and not ledger.state.batches
+    state = ledger.state
+    assert not (state.groups or state.batches or state.taken or state.loaded)
     assert ledger.summary()["trained_tokens"] == 5 * 2 * 2
+
+
+def test_group_that_is_read_again_must_be_what_was_taken():
+    ledger = started(groups_per_step=1)
+    changes = list(ledger.admit(prompt(0)))
+    for i in range(2):
+        changes += [Extended(0, i, segment([0, 0], "cut")), Extended(0, i, segment([0])), Graded(0, i, verdict())]
+    ledger.apply(*changes)
+    ledger.apply(*ledger.take(0))
+    ledger.apply(*ledger.advance(1, [ENGINE]))
+    ledger.unload_trained()
+    assert ledger.unloaded(0) == [0]
+    for lost in (2, 3, 5, 6):  # each second segment, the verdicts
+        with pytest.raises(LedgerError, match="group 0 is not what it was"):
+            ledger.load(0, changes[:lost] + changes[lost + 1 :])
+    ledger.load(0, changes)
+    assert [t.completion_tokens for t in ledger.batch(0).trajectories] == [3, 3]
 
 
 # Evaluations.

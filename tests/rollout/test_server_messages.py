@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout import messages as m
-from rollout.changes import Graded
+from rollout.changes import Extended, Graded
 from rollout.ledger import Ledger
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import EngineInfo, Position, Segment, Verdict
@@ -68,9 +68,9 @@ def check(desk: Desk) -> None:
     replayed = Ledger.replay(desk.rules, desk.journal.read())
     assert repr(replayed.state.comparable()) == repr(desk.ledger.state.comparable())
     counts = desk.ledger.summary()
-    recorded = sum(
-        len(s.tokens) for g in desk.ledger.state.groups.values() if g.index >= 0 for t in g.trajectories for s in t.segments
-    )
+    training = [index for index in (*desk.ledger.state.groups, *desk.ledger.state.taken) if index >= 0]
+    segments = [c.segment for index in training for c in desk.journal.group(index) if isinstance(c, Extended)]
+    recorded = sum(len(segment.tokens) for segment in segments)
     assert counts["trained_tokens"] + counts["waiting_tokens"] == recorded
     assert desk.ask(m.Status(), "checker")
 
