@@ -33,7 +33,7 @@ $(INSTALLED):
 	@rm -f $(VENV)/installed-* && touch $@
 
 run: $(INSTALLED)
-	@launch/debug.sh $(if $(resume),resume=$(resume)) $(args)
+	@launch/debug.sh $(if $(resume),'resume=$(resume)') $(args)
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not slow$(if $(without), and not $(without))" tests

@@ -17,8 +17,7 @@ SAID_EVERY_S = 30.0
 @contextmanager
 def locked(folder: Path, *, other: str, refused: str, patience_s: float, say: Callable[[str], None]) -> Iterator[None]:
     """Waits `patience_s` for the `other` that may hold it. Raises ConfigError: then it is `refused`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as lock:
+    with _lock_file(folder) as lock:
         began_s = due_s = time.monotonic()
         while not _is_locked(folder, lock):
             now_s = time.monotonic()
@@ -29,6 +28,15 @@ def locked(folder: Path, *, other: str, refused: str, patience_s: float, say: Ca
                 due_s = now_s + SAID_EVERY_S
             time.sleep(LOOK_S)
         yield
+
+
+def _lock_file(folder: Path) -> TextIO:
+    """Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(f"{folder.absolute()} cannot be written ({error.strerror}): have it where it can be") from error
 
 
 def _is_locked(folder: Path, lock: TextIO) -> bool:

@@ -21,8 +21,9 @@ TORCHRUN_VERDICT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
 def open_log(path: Path, argv: Sequence[str]) -> BinaryIO:
-    """To be appended to; it says what is started. A full disk, or a folder that is gone, keeps no process from its start."""
+    """To be appended to; it says what is started. A disk that is full keeps no process from its start."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         log = path.open("ab", buffering=0)
     except OSError:
         return open(os.devnull, "ab", buffering=0)

@@ -1,6 +1,7 @@
 """One run from start to end: prepare, check, place, start, watch, report."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from launch.report import write_report
 from launch.run_dir import check_run_dir, held
 from launch.shown import Shown
 from launch.slurm.host import SlurmHost
-from launch.slurm.job import Job, given_gpus, in_batch_job, probe, requeue, this_job
+from launch.slurm.job import Job, SlurmError, given_gpus, in_batch_job, probe, requeue, this_job
 from launch.slurm.step import Where
 from launch.summary import outcome, summary
 from launch.supervise import Host, Interrupted, RunFailed, Signals, supervise
@@ -137,7 +138,9 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
     newest = newest_checkpoint(run_dir / CHECKPOINTS)
     start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
     goes_on = "go on from the last checkpoint" if newest else "it has no checkpoint yet; begin it again"
-    how_to_go_on = f"{goes_on} with: make run resume={run_dir}   (python -m launch resume={run_dir})"
+    resume = f"resume={shlex.quote(str(run_dir))}"
+    by_hand = f"make run {resume}   (python -m launch {resume})"
+    how_to_go_on = f"{goes_on} with: {by_hand if job is None else f'sbatch launch/kestrel_256.sh {resume}'}"
     match end.outcome:
         case Outcome.INTERRUPTED:
             say(f"interrupted; {how_to_go_on}")
@@ -148,8 +151,11 @@ def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Ca
                 f"more: its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_go_on}"
             )
         case Outcome.SAVED | Outcome.SHORT if job is not None and job.restarts < config.cluster.requeues:
-            say(f"the job is requeued and will go on from {start}. {end.why}".rstrip())
-            requeue(job)
+            say(f"the job asks to be requeued, to go on from {start}. {end.why}".rstrip())
+            try:
+                requeue(job)
+            except SlurmError as error:
+                raise RunFailed(f"{error}\n{how_to_go_on}") from error
         case Outcome.SAVED if job is None:
             say(f"saved version {newest}; {how_to_go_on}" if newest else how_to_go_on)
         case Outcome.SAVED | Outcome.SHORT:

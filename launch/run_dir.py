@@ -1,5 +1,6 @@
 """The run's folder: it holds no other run, and one launcher at a time holds it."""
 
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,10 @@ def check_run_dir(run_dir: Path, *, resumed: bool) -> None:
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not there.is_dir():
         raise ConfigError(f"{there} is not a folder: choose another name or output")
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise ConfigError(f"{there} cannot be written ({error.strerror}): choose another output=…") from error
     if not resumed and run_dir.is_dir() and any(not entry.name.startswith(".") for entry in run_dir.iterdir()):
         raise ConfigError(f"{run_dir} holds a run already: go on with it by resume={run_dir}, or choose another name")
 

@@ -44,6 +44,10 @@ class StartError(RuntimeError):
     """The server cannot start; the message says what to do."""
 
 
+class PortTaken(StartError):
+    """By another program, or by a server of this run that has not ended yet."""
+
+
 class Door:
     """The server's socket. Only who holds the run's client key gets through the handshake."""
 
@@ -62,9 +66,8 @@ class Door:
         try:
             self._socket.bind(numeric(endpoint))
         except zmq.ZMQError as error:
-            raise StartError(
-                f"cannot listen at {endpoint}: {error.strerror}; choose another port, or end what uses it"
-            ) from error
+            kind = PortTaken if error.errno == zmq.EADDRINUSE else StartError
+            raise kind(f"cannot listen at {endpoint}: {error.strerror}; choose another port, or end what uses it") from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller = zmq.Poller()
         self._poller.register(self._guard, zmq.POLLIN)
@@ -181,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
             gc.enable()
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
-    except JournalUnavailable as error:
+    except (JournalUnavailable, PortTaken) as error:
         log.error("%s", error)  # which a full disk cannot keep from ending with this code
         return NOT_NOW
     except (ConfigError, KeysError, RulesError, StartError, ProblemError, JournalError) as error:

@@ -147,6 +147,7 @@ class SlurmHost:
             return cause_of_end(name, code, running.log)
         if running.vanished_s is None:
             running.vanished_s = now
+            _scancel([running])  # its srun may have been killed alone, and the process still hold its ports
             self._nodes.ask_soon()
         was_killed = running.drop_s < float("inf")
         if was_killed or self._nodes.heard_at(running.process.node) > running.vanished_s:
@@ -170,12 +171,16 @@ def _is_over(running: _Running, now: float) -> bool:
     return False
 
 
-def _ask_to_end(steps: Sequence[_Running]) -> None:
-    """SIGTERM to every process of the steps, by scancel. What is only being started is killed."""
-    known = {running.step(): running for running in steps}
-    if numbers := [number for number in known if number is not None]:
+def _scancel(steps: Sequence[_Running], *options: str) -> None:
+    """The steps themselves, whether their srun lives or not."""
+    if numbers := [number for running in steps if (number := running.step()) is not None]:
         with suppress(OSError, subprocess.TimeoutExpired):  # it complains of steps that have just ended
-            subprocess.run(["scancel", "--signal=TERM", "--quiet", *numbers], capture_output=True, timeout=GRACE_S, check=False)
+            subprocess.run(["scancel", "--quiet", *options, *numbers], capture_output=True, timeout=GRACE_S, check=False)
+
+
+def _ask_to_end(steps: Sequence[_Running]) -> None:
+    """SIGTERM to every process of the steps. What is only being started is killed."""
+    _scancel(steps, "--signal=TERM")
     for running in steps:
         if running.step() is None:
             running.send(signal.SIGTERM)

@@ -2,27 +2,22 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from launch.logs import last_lines, open_log
 
 
-def full(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/full")
+def start(log: Path, *command: str) -> None:
+    with open_log(log, command) as out:
+        subprocess.run(command, stdout=out, check=True)
 
 
-def gone(path: Path) -> None:
-    shutil.rmtree(path.parent)
+def test_process_starts_though_its_log_has_no_room(tmp_path: Path) -> None:
+    (tmp_path / "judge-0.log").symlink_to("/dev/full")
+    start(tmp_path / "judge-0.log", "true")
 
 
-@pytest.mark.parametrize("harm", [full, gone])
-def test_process_starts_though_its_log_cannot_be_written(harm, tmp_path: Path) -> None:
+def test_log_whose_folder_was_cleared_away_is_begun_again(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "judge-0.log"
-    log.parent.mkdir()
-    with open_log(log, ["judge"]) as out:
-        subprocess.run(["echo", "it runs"], stdout=out, check=True)
-    assert last_lines(log) == ["it runs"]
-    harm(log)
-    with open_log(log, ["judge"]) as out:
-        subprocess.run(["true"], stdout=out, check=True)
+    for _ in range(2):
+        start(log, "echo", "it runs")
+        assert last_lines(log) == ["it runs"]
+        shutil.rmtree(log.parent)

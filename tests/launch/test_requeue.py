@@ -7,7 +7,7 @@ import pytest
 from conf.schema import RunConfig
 from launch import run
 from launch.lifecycle import End, Outcome
-from launch.slurm.job import Job
+from launch.slurm.job import Job, SlurmError
 
 JOB = Job(id=7, restarts=1, nodes=())
 
@@ -35,6 +35,16 @@ def test_job_that_saved_nothing_new_is_not_requeued_for_ever(requeued: list[Job]
     with pytest.raises(run.RunFailed, match="its --time is too short"):
         settle(tmp_path, Outcome.SAVED, began_at=version, newest=version)
     assert requeued == []
+
+
+def test_job_that_may_not_be_requeued_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(job: Job) -> None:
+        raise SlurmError("`scontrol requeue 7` ended with exit code 1: Requested operation is presently disabled")
+
+    monkeypatch.setattr(run, "requeue", refused)
+    run_dir = tmp_path / "with a blank"
+    with pytest.raises(run.RunFailed, match=rf"disabled\n.*sbatch launch/kestrel_256.sh resume='{run_dir}'$"):
+        settle(run_dir, Outcome.SAVED, began_at=8, newest=12)
 
 
 def test_job_that_lost_its_nodes_is_requeued_even_before_its_first_checkpoint(requeued: list[Job], tmp_path: Path) -> None:

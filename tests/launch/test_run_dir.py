@@ -30,6 +30,14 @@ def test_folder_below_a_file_is_refused_by_that_files_name(tmp_path: Path, run_d
         check_run_dir(tmp_path / run_dir, resumed=False)
 
 
+def test_folder_that_cannot_be_written_is_refused_before_anything_is_made() -> None:
+    """/proc is one even for root."""
+    with pytest.raises(ConfigError, match=r"/proc cannot be written"):
+        check_run_dir(Path("/proc/outputs/run"), resumed=False)
+    with pytest.raises(ConfigError, match=r"/proc/cache cannot be written"), held(Path("/proc/cache")):
+        pass
+
+
 @pytest.mark.parametrize("text", [b"a: [", b"\xff\xfe", b"- a", b"name: [1"])
 def test_damaged_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(text)

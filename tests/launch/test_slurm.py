@@ -178,6 +178,19 @@ def test_trainer_takes_a_rollout_node_when_its_own_dies_silently_and_there_is_no
     assert not mended.steps("n4")
 
 
+def test_step_whose_srun_is_killed_alone_ends_and_is_started_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(slurm, tmp_path, held=True)
+    run.wait_for_step(3)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[:1] == ["srun"] and "--job-name=queue-0" in words and str(tmp_path) in " ".join(words):
+            process.kill()
+    run.wait_until("the queue runs again", lambda: sum("--- step " in line for line in run.lines("logs/queue-0.log")) > 1)
+    run.release()
+    run.complete()
+    assert "queue-0 was killed by SIGKILL; started again" in run.said()
+
+
 def test_job_without_nodes_for_the_trainer_is_requeued_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
     run = submit(mended, tmp_path, nodes=3, held=True)
     run.wait_for_step(8)
