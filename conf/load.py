@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from conf.check import check
+from conf.check import check, check_resumed
 from conf.messages import one_line
 from conf.schema import ConfigError, RunConfig
 from conf.secret import refuse_secrets
@@ -66,3 +66,17 @@ def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: must hold a mapping")
     loaded.merge_with_dotlist(list(overrides))
     return to_run_config(loaded)
+
+
+def read_resumed(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """Of a run that goes on, wherever its folder is by now, with what the command line changes. Raises ConfigError."""
+    if run_dir.name in ("", ".."):
+        run_dir = run_dir.resolve()  # its name becomes the run's
+    stored = read_run(run_dir)
+    kept = [override for override in overrides if not override.startswith("experiment=")]  # that was chosen once
+    merged = OmegaConf.merge(OmegaConf.structured(stored), OmegaConf.from_dotlist(kept))
+    assert isinstance(merged, DictConfig)
+    config = to_run_config(merged)
+    check_resumed(stored, config)
+    config.output, config.name, config.resume = str(run_dir.parent), run_dir.name, str(run_dir)
+    return config

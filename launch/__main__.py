@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf import slurm_sweep
 from conf.check import check_resumed
-from conf.load import CONFIG_FILE, read_run, register, to_run_config, write_run
+from conf.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
 from conf.messages import UserError, one_line
 from conf.presets import check_presets, experiments
 from conf.schema import ConfigError, RunConfig
@@ -146,20 +146,6 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
         composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])[:LONGEST_NAME]
 
 
-def _resume(run_dir: Path, overrides: list[str]) -> None:
-    """The run's own configuration, and on top of it what the command line says; an experiment was chosen once."""
-    if run_dir.name in ("", ".."):
-        run_dir = run_dir.resolve()  # its name becomes the run's
-    stored = OmegaConf.structured(read_run(run_dir))
-    kept = [override for override in overrides if not override.startswith("experiment=")]
-    merged = OmegaConf.merge(stored, OmegaConf.from_dotlist(kept))
-    assert isinstance(merged, DictConfig)
-    config = to_run_config(merged)
-    check_resumed(read_run(run_dir), config)
-    config.output, config.name, config.resume = str(run_dir.parent), run_dir.name, str(run_dir)
-    _run(config, resumed=True)
-
-
 def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(f"{__doc__}\nSettings: conf/README.md. Experiments: {', '.join(experiments())}.")
@@ -175,7 +161,7 @@ def main() -> int:
         if OPTUNA in sys.argv:
             sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
         if resumed:
-            _resume(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")])
+            _run(read_resumed(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")]), resumed=True)
         else:
             _one_job()
     except KNOWN_ERRORS as error:

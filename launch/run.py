@@ -183,11 +183,7 @@ def newest_checkpoint(folder: Path) -> int:
 def _site(config: RunConfig) -> _Site:
     """Raises ConfigError, SlurmError."""
     if config.cluster.kind == "local":
-        if config.cluster.nodes != 1:
-            raise ConfigError(
-                f"cluster.nodes={config.cluster.nodes}: with cluster.kind=local a run has this machine only; "
-                "dry_run=true shows the placement of a larger one, sbatch launch/kestrel_256.sh starts it"
-            )
+        _check_local(config)
         return _Site(nodes=local_nodes(config), host=LocalHost, is_free=port_is_free)
     job = this_job(config.cluster.gpus_per_node)
     probed = probe(job.nodes, config.cluster.srun_args)
@@ -199,6 +195,15 @@ def _site(config: RunConfig) -> _Site:
     return _Site(nodes=list(nodes), host=host, is_free=lambda port: port not in probed.taken, job=job)
 
 
+def _check_local(config: RunConfig) -> None:
+    """Raises ConfigError."""
+    if config.cluster.nodes != 1:
+        raise ConfigError(
+            f"cluster.nodes={config.cluster.nodes}: with cluster.kind=local a run has this machine only; "
+            "dry_run=true shows the placement of a larger one, sbatch launch/kestrel_256.sh starts it"
+        )
+
+
 def dry_run(config: RunConfig) -> str:
     """The placement of a run and what it costs, on whatever machine; nothing is made or started."""
     run_dir = Path(config.output) / config.name
@@ -208,7 +213,9 @@ def dry_run(config: RunConfig) -> str:
 
 
 def nodes_at_hand(config: RunConfig) -> list[Node]:
-    """Those of the Slurm job that this process is in, if the run is for one; else as planned. Raises SlurmError."""
+    """Those of the Slurm job that this process is in, if the run is for one; else as planned. Raises ConfigError, SlurmError."""
+    if config.cluster.kind == "local":
+        _check_local(config)
     if config.cluster.kind == "slurm" and in_batch_job():
         return list(this_job(config.cluster.gpus_per_node).nodes)
     return planned_nodes(config)

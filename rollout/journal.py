@@ -226,7 +226,11 @@ class Journal:
     def _check_meta(self, rules: Rules) -> None:
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         if meta.get("format") != FORMAT:
-            raise JournalError(f"{self.path} is no journal of this version ({FORMAT}): {meta.get('format')!r}")
+            raise JournalError(
+                f"{self.path} has another format ({meta.get('format')!r}, not {FORMAT!r}): go on with the kestrel that "
+                "began the run; or put the file aside, and give up what the newest checkpoint does not cover: "
+                f"python -m rollout.new_ledger --run {self.path.parent}"
+            )
         try:
             made_with = dict(json.loads(meta["rules"]))
         except (KeyError, TypeError, ValueError) as error:

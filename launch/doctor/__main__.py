@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_module
 from rich.console import Console
 from rich.table import Table
 
-from conf.load import read_run, register, to_run_config
+from conf.load import read_resumed, register, to_run_config
 from conf.messages import UserError, one_line
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig
@@ -28,6 +28,7 @@ from launch.doctor.node import port_is_free
 from launch.placement import place
 from launch.ports import choose_base_port
 from launch.run import nodes_at_hand, with_device
+from launch.run_dir import check_run_dir
 from launch.slurm.job import SlurmError
 
 FAST = "--fast"
@@ -41,6 +42,7 @@ def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
     """Shows every finding; whether nothing would fail. Raises ConfigError, DoctorError, SlurmError."""
     config = with_device(config)
     run_dir = Path(config.output) / config.name
+    check_run_dir(run_dir, resumed=True)  # a new run will have a name of its own
     base_port = choose_base_port(run_dir, config, port_is_free)
     case = gather(config, run_dir, place(config, run_dir, nodes_at_hand(config), base_port))
     with console.status("asking"):
@@ -65,7 +67,7 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
 def configuration(words: Sequence[str]) -> RunConfig:
     """Of the run that a launch with these words would start, or go on with. Raises ConfigError and what Hydra raises."""
     if resumed := [word for word in words if word.startswith(RESUME)]:
-        return read_run(Path(resumed[0].removeprefix(RESUME)), [word for word in words if word not in resumed])
+        return read_resumed(Path(resumed[0].removeprefix(RESUME)), [word for word in words if word not in resumed])
     register()
     with initialize_config_module("conf", version_base="1.3"):
         composed = compose("config", overrides=["name=doctor", *words])

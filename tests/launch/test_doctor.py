@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from conf.load import write_run
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.doctor import machine, model_folder, node, pins, problems, storage
-from launch.doctor.__main__ import configuration
+from launch.doctor.__main__ import ASKED_WRONGLY, configuration, main
 from launch.doctor.case import Case, Node, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
@@ -426,17 +426,32 @@ def test_ranks_are_read_off_the_command() -> None:
     assert machine._ranks(("python", "--nproc-per-node", "3")) == 3
 
 
-def test_run_that_is_to_go_on_is_examined_as_it_was_written(tmp_path: Path) -> None:
+def test_run_that_is_to_go_on_is_examined_as_it_was_written_and_where_it_is(tmp_path: Path) -> None:
     written = RunConfig(
-        name="one",
-        output=str(tmp_path),
+        name="before",
+        output="elsewhere",
         model=ModelConfig(path="m"),
         data=DataConfig(train=["t"]),
         trainer=TrainerConfig(tokens_per_microbatch=20_480),
     )
     write_run(written, tmp_path / "one")
-    assert configuration([f"resume={tmp_path / 'one'}", "trainer.lr=0.5"]) == replace(
-        written, trainer=replace(written.trainer, lr=0.5)
-    )
+    resume = f"resume={tmp_path / 'one'}"
+    here = replace(written, name="one", output=str(tmp_path), resume=str(tmp_path / "one"))
+    assert configuration([resume, "trainer.lr=0.5"]) == replace(here, trainer=replace(written.trainer, lr=0.5))
+    with pytest.raises(ConfigError, match=r"max_staleness=9: the run was begun with"):
+        configuration([resume, "rollout.max_staleness=9"])
     with pytest.raises(ConfigError, match="nowhere is no run's folder"):
         configuration(["resume=nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("output=/dev/null", "/dev/null is not a folder"),
+        ("output=/proc/outputs", "/proc cannot be written"),
+        ("cluster.nodes=3", "cluster.nodes=3: with cluster.kind=local a run has this machine only"),
+    ],
+)
+def test_what_a_launch_would_refuse_is_refused(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--fast", "experiment=debug", word]) == ASKED_WRONGLY
+    assert said in capsys.readouterr().err
