@@ -6,7 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "glusterfs", "orangefs", "9p", "afs", "fuse.sshfs", "wekafs")
+NETWORK = (
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "glusterfs", "orangefs", "9p", "afs", "wekafs", "sshfs", "mfs",
+    "juicefs",
+)  # fmt: skip
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -26,7 +29,7 @@ def kind_of(path: Path, mounts: str = "") -> str:
 
 
 def is_network(kind: str) -> bool:
-    return kind.startswith(NETWORK)
+    return kind.removeprefix("fuse.").startswith(NETWORK)
 
 
 def locks_work(folder: Path) -> bool:

@@ -270,7 +270,10 @@ class Journal:
             return JournalUnavailable(f"{self.path} is in use: another queue server of this run is alive")
         if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode")):
             return self._damaged(text)
-        return JournalUnavailable(f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}")
+        return JournalUnavailable(
+            f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}, and on a network "
+            "file system for its server"
+        )
 
 
 def _fixed(rules: Rules) -> dict[str, int]:

@@ -242,11 +242,12 @@ def test_file_system_is_told_by_the_longest_mount():
             "1 0 8:1 / / rw - ext4 /dev/sda rw",
             "2 1 0:1 / /scratch rw - lustre mds:/x rw",
             "3 2 0:2 / /scratch/my\\040home rw shared:1 - nfs4 host:/y rw",
+            "4 1 0:3 / /projects rw - fuse.glusterfs host:/z rw",
         ]
     )
-    found = [kind_of(Path(p), mounts) for p in ("/tmp", "/scratch/run", "/scratch/my home/run", "/scratchy")]
-    assert found == ["ext4", "lustre", "nfs4", "ext4"]
-    assert [is_network(kind) for kind in found] == [False, True, True, False]
+    found = [kind_of(Path(p), mounts) for p in ("/tmp", "/scratch/run", "/scratch/my home/run", "/projects", "/scratchy")]
+    assert found == ["ext4", "lustre", "nfs4", "fuse.glusterfs", "ext4"]
+    assert [is_network(kind) for kind in found] == [False, True, True, True, False]
 
 
 def test_folder_without_locks_is_refused_with_what_to_do(path, monkeypatch):
