@@ -16,6 +16,7 @@ from launch.slurm.step import beat_command
 
 POLL_S = 5.0  # between two looks at what Slurm says
 ANSWER_S = 30.0  # for Slurm to say it
+PAUSE_S = 5.0  # a longer time between two looks means that this process was stopped, and all of a suspended job with it
 BEAT_AGAIN_S = 5.0  # before the heartbeat's step is started again, should it end
 DOWN = ("down", "fail")  # `failing` is about to, and works; `unknown` are all for a moment when slurmctld has just started
 FLAGS = "*~#!%$@^-+"  # that Slurm may add to a state
@@ -28,7 +29,8 @@ class NodeWatch:
         self._nodes = list(nodes)
         self._silence_s, self._srun_args = silence_s, srun_args
         self._heard_s: dict[str, float] = {}
-        self._listening_s = 0.0  # since when the heartbeat's step runs
+        self._listening_s = 0.0  # since when the heartbeat's step runs, and this process too
+        self._looked_s = float("inf")
         self._vouched_s = float("-inf")  # when Slurm last said which nodes are down
         self._beat: _Command | None = None
         self._beat_due_s = 0.0
@@ -37,6 +39,9 @@ class NodeWatch:
 
     def look(self, now: float) -> dict[str, str]:
         """The nodes that are lost since the last look, and why; called several times a second."""
+        if now - self._looked_s > PAUSE_S:
+            self._listening_s = now
+        self._looked_s = now
         self._listen(now)
         lost = self._silent(now) | self._down(now)
         self._nodes = [node for node in self._nodes if node not in lost]

@@ -171,6 +171,45 @@ def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path
         watch.end()
 
 
+def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in (
+        ("srun", f"while sleep 0.1; do [ -e {tmp_path}/suspended ] || echo n1; [ -e {tmp_path}/dead ] || echo n2; done"),
+        ("sinfo", "for node in n1 n2; do echo $node allocated; done"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    watch, suspended_s = NodeWatch(["n1", "n2"], silence_s=30.0), 0.0
+
+    def look() -> dict[str, str]:
+        time.sleep(0.05)
+        return watch.look(time.monotonic() + suspended_s)
+
+    try:
+        deadline = time.monotonic() + 20
+        while watch.heard_s() == float("-inf") or not watch._is_heard():
+            assert look() == {} and time.monotonic() < deadline
+        for name in ("suspended", "dead"):
+            (tmp_path / name).touch()
+        time.sleep(0.5)
+        look()  # what they had said
+        suspended_s = 3600.0
+        resumed_s = time.monotonic() + suspended_s
+        assert look() == {}
+        (tmp_path / "suspended").unlink()
+        deadline = time.monotonic() + 20
+        while not watch._heard_s["n1"] > resumed_s:
+            assert look() == {} and time.monotonic() < deadline
+        for _ in range(10):  # another half minute, in steps that are no pause
+            suspended_s += 4.0
+            lost = look()
+            if lost:
+                break
+        assert list(lost) == ["n2"]
+    finally:
+        watch.end()
+
+
 def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """srun's first step ends soon, and the second never speaks; Slurm says that all are well."""
     for name, script in (
