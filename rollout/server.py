@@ -211,7 +211,9 @@ class QueueServer:
 
     @property
     def _closing(self) -> bool:
-        return self._ledger.state.stopped
+        """The run is over. One that was and goes on with more steps is not, though its trainer is yet to come and say so."""
+        steps = self._ledger.rules.total_steps
+        return self._ledger.state.stopped and (steps is None or self._ledger.version >= steps)
 
     def _register_engine(self, request: m.RegisterEngine) -> m.Done:
         return self._register(EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch))

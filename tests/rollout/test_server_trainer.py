@@ -6,8 +6,8 @@ from rollout import messages as m
 from rollout.changes import Graded
 from rollout.journal import JournalError
 from rollout.wire import pack
-from tests.rollout.builders import segment, verdict
-from tests.rollout.desk import ENGINE, STALL_S
+from tests.rollout.builders import rules, segment, verdict
+from tests.rollout.desk import ENGINE, STALL_S, Desk
 
 
 def test_take_waits_and_then_tells_what_is_waited_for(ready):
@@ -105,6 +105,25 @@ def test_run_that_is_over_stays_over_when_the_server_restarts_and_begins_again_w
     ready.ask(m.Durable(version=0))
     ready.restart()
     assert ready.beat()["closing"]
+
+
+def test_run_that_was_over_and_has_more_steps_now_keeps_its_workers_until_its_trainer_comes(tmp_path):
+    desk = Desk(tmp_path / "ledger.db", total_steps=1)
+    desk.register()
+    desk.publish()
+    desk.fill(groups=2)
+    desk.ask(m.Take(step=0, wait_s=0.0))
+    desk.ask(m.Advance(version=1, engines=["e0@1"]))
+    desk.ask(m.Stop())
+    desk.restart()
+    assert desk.beat()["closing"]
+    desk.rules = rules(total_steps=2)
+    desk.restart()
+    assert not desk.beat()["closing"]
+    desk.ask(m.Rewind(version=1))
+    desk.register(epoch=2)
+    desk.publish("e0@2")
+    assert desk.lease()
 
 
 # Late requests.
