@@ -22,6 +22,10 @@
 # --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
 # --no-kill: a lost node does not end the job; the launcher goes on without it.
 set -euo pipefail
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+  echo "kestrel_256.sh is for Slurm: sbatch launch/kestrel_256.sh [override …]" >&2
+  exit 2
+fi
 export SLURM_EXPORT_ENV=ALL # `sbatch --export=NONE` is for this script; its steps need the environment that it makes
 told=
 trap 'told=yes' USR1 # to save, and handed on to the launcher below
@@ -30,11 +34,11 @@ trap 'told=yes' USR1 # to save, and handed on to the launcher below
 # Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
 script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 while [[ ! -f $script && $script == *" "* ]]; do script=${script% *}; done
-if [[ ! -f $script ]]; then
-  echo "kestrel_256.sh is not where it was submitted from ($script): submit it as a file, and leave that there" >&2
+project=$(dirname "$(dirname "$(realpath -m "$script")")")
+if [[ ! -f $script || ! -f $project/launch/__main__.py ]]; then
+  echo "kestrel_256.sh is not where it was submitted from ($script): submit it by sbatch, as a file, and leave that there" >&2
   exit 2
 fi
-project=$(dirname "$(dirname "$(realpath "$script")")")
 
 # The launcher's own Python needs no torch; those of trainer and fleet are cluster.trainer_python and cluster.rollout_python.
 python=${KESTREL_PYTHON:-$project/.venv/bin/python}

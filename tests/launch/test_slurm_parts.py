@@ -286,6 +286,7 @@ def test_signal_to_save_that_comes_before_the_launcher_listens_waits_for_it(mome
 def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) -> None:
     project = tmp_path / "my runs" / "kestrel"
     (project / "launch").mkdir(parents=True)
+    (project / "launch/__main__.py").touch()
     script = shutil.copy(BATCH_SCRIPT, project / "launch")
     for name, text in (
         ("scontrol", f"echo '   Command={script} a.b=[x, y] name=z'"),
@@ -298,13 +299,18 @@ def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) 
     assert done.stdout == f"{project} -m launch cluster.kind=slurm experiment=kestrel_256 a.b=[x, y] name=z\n", done.stderr
 
 
-@pytest.mark.parametrize("said", ["(null)", "/gone/launch/kestrel_256.sh name=z"])
-def test_batch_script_that_is_no_file_any_more_says_so(tmp_path: Path, said: str) -> None:
+def test_batch_script_outside_of_slurm_says_how_it_is_meant() -> None:
+    done = subprocess.run(["bash", BATCH_SCRIPT], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (2, "") and "sbatch launch/kestrel_256.sh" in done.stderr
+
+
+@pytest.mark.parametrize("said", ["(null)", "/gone/launch/kestrel_256.sh name=z", "/bin/sh"])  # the last as in salloc
+def test_batch_script_that_is_not_where_it_was_submitted_says_so(tmp_path: Path, said: str) -> None:
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '   Command={said}'\n")
     (tmp_path / "scontrol").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", BATCH_SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stdout) == (2, "") and "submit it as a file" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "submit it by sbatch, as a file" in done.stderr
 
 
 def test_addresses_are_read_from_what_scontrol_shows() -> None:
