@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from conf.check import check, check_resumed
-from conf.messages import one_line
+from conf.messages import SETTINGS, in_one_line, wrong_type
+from conf.presets import check_names
 from conf.schema import ConfigError, RunConfig
 from conf.secret import refuse_secrets
 
@@ -22,6 +23,14 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=RunConfig)
 
 
+def composed(words: Sequence[str]) -> DictConfig:
+    """What Hydra composes from the words of a command line. Raises ConfigError."""
+    check_names(words)
+    register()
+    with in_one_line(), initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=list(words))
+
+
 def to_run_config(composed: DictConfig) -> RunConfig:
     """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
     config = unchecked(composed)
@@ -31,15 +40,28 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 def unchecked(composed: DictConfig) -> RunConfig:
     """The same, with types and keys checked alone; `conf.check` is yet to be asked. Raises ConfigError."""
-    try:
+    with in_one_line():
         # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
         values = OmegaConf.to_container(composed, resolve=True)
+        refuse_secrets(values, os.environ)  # first: other refusals show the value
+        _check_lists(values, "")
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
-    except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from error
     assert isinstance(config, RunConfig)
-    refuse_secrets(values, os.environ)  # first: other refusals show the value
     return config
+
+
+def _check_lists(node: object, key: str) -> None:
+    """Raises ConfigError. OmegaConf lets a list of texts hold lists, and does not say which it cannot make of something else."""
+    if SETTINGS.get(key) == list[str]:
+        if not isinstance(node, list) or any(isinstance(item, dict | list) for item in node):
+            raise ConfigError(wrong_type(key, f"{key}={'null' if node is None else node}", list[str]))
+    elif isinstance(node, dict):
+        for name, inner in node.items():
+            _check_lists(inner, f"{key}.{name}" if key else str(name))
+
+
+def as_yaml(config: RunConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def write_run(config: RunConfig, run_dir: Path) -> None:
@@ -47,7 +69,7 @@ def write_run(config: RunConfig, run_dir: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     unfinished = run_dir / f".{CONFIG_FILE}"  # the file is whole or not there, whenever this is killed
     with unfinished.open("w") as file:
-        file.write(OmegaConf.to_yaml(OmegaConf.structured(config)))
+        file.write(as_yaml(config))
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(run_dir / CONFIG_FILE)
@@ -64,7 +86,8 @@ def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must hold a mapping")
-    loaded.merge_with_dotlist(list(overrides))
+    with in_one_line():
+        loaded.merge_with_dotlist(list(overrides))
     return to_run_config(loaded)
 
 
@@ -74,7 +97,8 @@ def read_resumed(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
         run_dir = run_dir.resolve()  # its name becomes the run's
     stored = read_run(run_dir)
     kept = [override for override in overrides if not override.startswith("experiment=")]  # that was chosen once
-    merged = OmegaConf.merge(OmegaConf.structured(stored), OmegaConf.from_dotlist(kept))
+    with in_one_line():
+        merged = OmegaConf.merge(OmegaConf.structured(stored), OmegaConf.from_dotlist(kept))
     assert isinstance(merged, DictConfig)
     config = to_run_config(merged)
     check_resumed(stored, config)

@@ -1,5 +1,6 @@
-"""A preset that is named on the command line and an experiment may set the same key; the experiment comes later and would win."""
+"""Presets, the YAML files of conf's folders: what they are called, and what is said of them on the command line."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,22 @@ from conf.schema import ConfigError
 
 FOLDER = Path(__file__).parent
 EXPERIMENT = "experiment"
+NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
+"""What Hydra reads as something else than a text: it would end in a ValueError that names nothing."""
+
+
+def check_names(words: Sequence[str]) -> None:
+    """Raises ConfigError where a group of presets is given what can be none's name."""
+    for word in words:
+        group, _, preset = word.lstrip("+").partition("=")
+        if not group:
+            raise ConfigError(f"{word}: a value without a setting; is there a blank before the sign?")
+        if NO_NAME.fullmatch(preset) and (FOLDER / group).is_dir():
+            raise ConfigError(f"{word}: choose a preset by its name, {group}={'|'.join(_members(group))}")
 
 
 def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
-    """`overrides` are the words of the command line. Raises ConfigError where a preset named there would silently not hold."""
+    """Raises ConfigError where a preset named there would silently not hold: an experiment comes later, and would win."""
     said = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     for group, preset in said.items():
         file = FOLDER / group / f"{preset}.yaml"
@@ -30,7 +43,11 @@ def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
 
 
 def experiments() -> list[str]:
-    return sorted(file.stem for file in (FOLDER / EXPERIMENT).glob("*.yaml"))
+    return _members(EXPERIMENT)
+
+
+def _members(group: str) -> list[str]:
+    return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -196,7 +196,7 @@ class RunConfig:
     name: str = "run"  # one path component; "": the experiment, date and time
     output: str = "outputs"  # the run's folder is output/name
     resume: str = ""  # a run's folder to go on with
-    dry_run: bool = False  # show placement, costs and configuration; start nothing
+    dry_run: bool = False  # show placement, configuration and costs; start nothing
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)

@@ -1,7 +1,7 @@
 """The launcher: from a command line to a finished run.
 
     python -m launch experiment=debug [trainer.steps=5 …]     one run
-    python -m launch experiment=debug dry_run=true            its placement and configuration, nothing started
+    python -m launch experiment=debug dry_run=true            its placement, configuration and costs, nothing started
     python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
     sbatch launch/kestrel_256.sh [override …]                 a run on the nodes of a Slurm job (docs/slurm.md)
     python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another; then launch.sweep_report
@@ -21,13 +21,13 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from conf import slurm_sweep
 from conf.check import check_resumed
 from conf.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
-from conf.messages import UserError, one_line
-from conf.presets import check_presets, experiments
+from conf.messages import in_one_line
+from conf.presets import check_names, check_presets, experiments
 from conf.schema import ConfigError, RunConfig
 from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
@@ -39,7 +39,7 @@ from rollout.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 LONGEST_NAME = 120  # of a sweep's job; its number comes first, so that it stays its own
-KNOWN_ERRORS = (*UserError, ConfigError, KeysError, PrepareError, RunFailed, SlurmError, OSError)
+KNOWN_ERRORS = (ConfigError, KeysError, PrepareError, RunFailed, SlurmError, OSError)
 
 
 _failures: list[tuple[str, int]] = []
@@ -51,8 +51,9 @@ def _one_job(composed: DictConfig) -> float:
     """One run, or one job of a sweep; the number is what a sweep compares. A failed job does not end a sweep."""
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        check_presets(HydraConfig.get().overrides.task, composed)
-        _name(composed, sweep=sweep)
+        with in_one_line():
+            check_presets(HydraConfig.get().overrides.task, composed)
+            _name(composed, sweep=sweep)
         if not sweep or composed.dry_run:
             return _run(to_run_config(composed), resumed=False)
     except KNOWN_ERRORS as error:
@@ -79,8 +80,6 @@ def _check_words(words: list[str]) -> None:
     """What would do nothing, or be taken for something else. Raises ConfigError."""
     groups = {"experiment", *(item.name for item in fields(RunConfig))}
     for word in words:
-        if word.startswith("="):
-            raise ConfigError(f"{word}: a value without a setting; is there a blank before the sign?")
         if word.startswith("--") and re.split("[.=]", word[2:])[0] in groups:
             raise ConfigError(f"{word}: settings are given without dashes, {word[2:]}")
     # Jobs of a sweep name themselves and lie together.
@@ -118,7 +117,7 @@ def _failed(error: Exception) -> float:
 def _run(config: RunConfig, *, resumed: bool) -> float:
     config = with_device(config)
     if config.dry_run:
-        print(dry_run(config), OmegaConf.to_yaml(OmegaConf.structured(config)), sep="\n\n", end="")
+        print(dry_run(config))
         return 0.0
     run_dir = Path(config.output) / config.name
     if config.cluster.kind == "slurm":
@@ -156,6 +155,7 @@ def main() -> int:
     register()
     try:
         _check_words(sys.argv[1:])
+        check_names(sys.argv[1:])
         if slurm_sweep.CHOICE in sys.argv:
             slurm_sweep.install()
         if OPTUNA in sys.argv:
@@ -163,7 +163,8 @@ def main() -> int:
         if resumed:
             _run(read_resumed(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")]), resumed=True)
         else:
-            _one_job()
+            with in_one_line():
+                _one_job()
     except KNOWN_ERRORS as error:
         message, code = _explained(error)
         print(f"launch: {message}", file=sys.stderr)
@@ -186,8 +187,6 @@ def _after_sweep(sweep_dir: Path) -> int:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    if isinstance(error, UserError):
-        return one_line(error), ASKED_WRONGLY
     said = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
     return said, ASKED_WRONGLY if isinstance(error, ConfigError | KeysError) else FAILED
 

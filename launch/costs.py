@@ -19,9 +19,7 @@ def costs(config: RunConfig) -> str:
         checkpoint, disk = needed_bytes(config, parameters)
         lines.append(("model", f"{count(parameters)} parameters"))
         kept = config.trainer.checkpoints_kept
-        lines.append(
-            ("disk", f"{disk / 1e9:,.3g} GB for {kept} + 1 checkpoints of {checkpoint / 1e9:,.3g} GB and the last weights")
-        )
+        lines.append(("disk", f"{_bytes(disk)} for {kept} + 1 checkpoints of {_bytes(checkpoint)} and the last weights"))
         if config.cluster.device == "cpu":
             lines.append(("step", "the planner knows GPUs, not CPUs: run a few steps"))
         else:
@@ -29,6 +27,10 @@ def costs(config: RunConfig) -> str:
     except ConfigError as error:
         lines.append(("no estimate", str(error)))
     return "\n".join(f"{name:<12} {text}" for name, text in lines)
+
+
+def _bytes(value: float) -> str:
+    return gb(value) if value >= 1e9 else f"{value / 1e6:,.1f} MB"
 
 
 def _of_plan(plan: Plan) -> list[tuple[str, str]]:

@@ -142,7 +142,7 @@ def _take_places(places: Sequence[_Place], nodes: Sequence[Node], lost: Collecti
 
 def _places(config: RunConfig, nodes: Sequence[Node]) -> list[_Place]:
     """What each node is to do when all are there. Raises ConfigError when they cannot hold the run."""
-    world = _trainer_ranks(config)
+    world = trainer_ranks(config)
     engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
     if config.cluster.device == "cpu":
         # As many ranks on a node as are needed, and no more: what is left over is spare.
@@ -166,14 +166,14 @@ def _places(config: RunConfig, nodes: Sequence[Node]) -> list[_Place]:
     return places
 
 
-def _trainer_ranks(config: RunConfig) -> int:
+def trainer_ranks(config: RunConfig) -> int:
     trainer = config.trainer
     return trainer.tp * trainer.pp * trainer.cp * trainer.dp
 
 
 def _divide(config: RunConfig, nodes: int, per_node: int) -> list[_Place] | None:
     """Trainer first, then engines, `per_node` ranks to a node; None if it does not fit."""
-    trainer_left = _trainer_ranks(config)
+    trainer_left = trainer_ranks(config)
     engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
     if trainer_left > per_node and trainer_left % per_node:
         return None

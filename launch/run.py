@@ -3,11 +3,12 @@
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from conf.load import as_yaml
 from conf.schema import ConfigError, RunConfig
 from launch.costs import costs
 from launch.doctor.examine import check_before_start
@@ -16,7 +17,7 @@ from launch.doctor.problems import check_files
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
 from launch.local import LocalHost
 from launch.metrics import read_metrics
-from launch.placement import Node, Process, cuda_devices, describe, place
+from launch.placement import Node, Process, cuda_devices, describe, place, trainer_ranks
 from launch.port_claims import PortClaims
 from launch.ports import choose_base_port
 from launch.prepare import PROJECT, RECIPES, prepare
@@ -92,7 +93,7 @@ def _execute(
         began_at = newest_checkpoint(run_dir / CHECKPOINTS)
         write()
         RunKeys.create(run_dir)
-        say(f"{'resuming' if resumed else 'run'} {run_dir}: {_counts(processes)}, logs in {run_dir / LOGS}")
+        say(f"{'resuming' if resumed else 'run'} {run_dir}: {_size(config, site.nodes)}, logs in {run_dir / LOGS}")
         progress = Progress(run_dir, config.trainer.steps, processes, out, resumed=resumed)
         try:
             end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress, signals)
@@ -205,11 +206,12 @@ def _check_local(config: RunConfig) -> None:
 
 
 def dry_run(config: RunConfig) -> str:
-    """The placement of a run and what it costs, on whatever machine; nothing is made or started."""
+    """Placement, configuration and, last, what it comes to: of a run on whatever machine; nothing is made or started."""
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
-    placed = place(config, run_dir, planned_nodes(config), base_port)
-    return f"{describe(placed)}\n\n{costs(config)}"
+    nodes = planned_nodes(config)
+    placed = place(config, run_dir, nodes, base_port)
+    return f"{describe(placed)}\n\n{as_yaml(config)}\n{'processes':<12} {_size(config, nodes)}\n{costs(config)}"
 
 
 def nodes_at_hand(config: RunConfig) -> list[Node]:
@@ -256,6 +258,12 @@ def with_device(config: RunConfig) -> RunConfig:
     return replace(config, cluster=replace(config.cluster, device=device))
 
 
-def _counts(processes: list[Process]) -> str:
-    roles = list(dict.fromkeys(p.role for p in processes))
-    return ", ".join(f"{sum(p.role == role for p in processes)} {role}" for role in roles)
+def _size(config: RunConfig, nodes: Sequence[Node]) -> str:
+    """What does the work: a trainer's or fleet's process on a node is but the torchrun of its ranks there."""
+    counts = (
+        (trainer_ranks(config), "trainer rank"),
+        (config.rollout.engines, "engine"),
+        (config.reward.judges, "judge"),
+    )
+    sizes = ", ".join(f"{count} {what}{'s' if count != 1 else ''}" for count, what in counts)
+    return f"{sizes} on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"

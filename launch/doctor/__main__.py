@@ -13,12 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
 from rich.console import Console
 from rich.table import Table
 
-from conf.load import read_resumed, register, to_run_config
-from conf.messages import UserError, one_line
+from conf.load import composed, read_resumed, to_run_config
 from conf.presets import check_presets
 from conf.schema import ConfigError, RunConfig
 from launch.doctor.case import DoctorError, gather
@@ -65,18 +63,15 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
 
 
 def configuration(words: Sequence[str]) -> RunConfig:
-    """Of the run that a launch with these words would start, or go on with. Raises ConfigError and what Hydra raises."""
+    """Of the run that a launch with these words would start, or go on with. Raises ConfigError."""
     if resumed := [word for word in words if word.startswith(RESUME)]:
         return read_resumed(Path(resumed[0].removeprefix(RESUME)), [word for word in words if word not in resumed])
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        composed = compose("config", overrides=["name=doctor", *words])
-    check_presets(words, composed)
-    return to_run_config(composed)
+    made = composed(["name=doctor", *words])
+    check_presets(words, made)
+    return to_run_config(made)
 
 
 def main(arguments: Sequence[str]) -> int:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     words = [word for word in arguments if word != FAST]
     if not words or set(words) & {"-h", "--help"}:
         print(__doc__)
@@ -88,8 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     except (DoctorError, SlurmError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return FAILED
-    except (*UserError, ConfigError) as error:
-        print(f"doctor: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"doctor: {error}", file=sys.stderr)
         return ASKED_WRONGLY
 
 

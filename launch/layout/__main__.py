@@ -6,14 +6,11 @@ Of a sweep (`-m trainer.lr=1e-5,1e-4`) it takes the first value of each. It prin
 it is: with fewer than two GPUs, and for a run that is resumed.
 """
 
-import os
 import sys
 
-from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.load import register, to_run_config
-from conf.messages import UserError, one_line
+from conf.load import composed, to_run_config
 from conf.schema import ConfigError
 from launch.doctor.node import gpus
 from launch.layout.fit import fit
@@ -28,20 +25,17 @@ def main(words: list[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     found = gpus()
     if (visible := visible_gpus()) is not None:
         found = found[: len(visible)]
     if len(found) < 2 or any(word.startswith("resume=") for word in words):
         return 0
-    register()
     try:
-        with initialize_config_module("conf", version_base="1.3"):
-            config = to_run_config(compose("config", overrides=["name=layout", "experiment=debug", *one_job(words)]))
+        config = to_run_config(composed(["name=layout", "experiment=debug", *one_job(words)]))
         gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
         layout = fit(len(found), gpu_bytes, read_model(config), config.trainer.tokens_per_microbatch)
-    except (*UserError, ConfigError) as error:
-        print(f"layout: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"layout: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     print("\n".join(layout.overrides))
     return 0

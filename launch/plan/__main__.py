@@ -10,16 +10,12 @@ Exit codes: 0 · 2 it was asked for wrongly.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-
 from conf.check import check, check_each
-from conf.load import register, unchecked
-from conf.messages import UserError, one_line
+from conf.load import composed, unchecked
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report
 from launch.plan.figures import check_figures, write_figures
@@ -33,7 +29,7 @@ ALONE: dict[str, Callable[[Path], str]] = {"check": check_report, "from_run": ru
 
 
 def run(arguments: Sequence[str]) -> str:
-    """What is printed. Raises ConfigError and Hydra's errors."""
+    """What is printed. Raises ConfigError."""
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key in ALONE:
@@ -58,9 +54,7 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def _configuration(arguments: Sequence[str]) -> RunConfig:
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return unchecked(compose("config", overrides=["name=plan", *arguments]))
+    return unchecked(composed(["name=plan", *arguments]))
 
 
 def _write_json(study: Study, path: Path) -> None:
@@ -76,14 +70,13 @@ def _write(study: Study, path: Path, write: Callable[[Study, Path], None]) -> No
 
 
 def main() -> int:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     if not sys.argv[1:] or set(sys.argv[1:]) & {"-h", "--help"}:
         print(__doc__)
         return 0 if sys.argv[1:] else ASKED_WRONGLY
     try:
         print(run(sys.argv[1:]))
-    except (*UserError, ConfigError) as error:
-        print(f"plan: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"plan: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     return 0
 

@@ -16,11 +16,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from conf.load import register, to_run_config
-from conf.messages import UserError, one_line
+from conf.load import composed, to_run_config
+from conf.messages import in_one_line, kinds
 from conf.schema import ConfigError, RunConfig
 from launch.simulate.compare import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
 from launch.simulate.measured import from_run, table
@@ -56,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     except SimulationError as error:
         print(f"simulate: {error}", file=sys.stderr)
         return FAILED
-    except (*UserError, ConfigError) as error:
-        print(f"simulate: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"simulate: {error}", file=sys.stderr)
         return ASKED_WRONGLY
 
 
@@ -81,13 +80,11 @@ def _compare(config: RunConfig, options: Options, what: str, out: Path) -> int:
 
 
 def _config(overrides: Sequence[str]) -> RunConfig:
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        composed = compose("config", overrides=list(overrides))
-    if not composed.name:
+    made = composed(overrides)
+    if not made.name:
         experiment = [o.removeprefix("experiment=") for o in overrides if o.startswith("experiment=")]
-        composed.name = experiment[-1] if experiment else "run"
-    return to_run_config(composed)
+        made.name = experiment[-1] if experiment else "run"
+    return to_run_config(made)
 
 
 def _options(own: Mapping[str, str]) -> Options:
@@ -95,7 +92,9 @@ def _options(own: Mapping[str, str]) -> Options:
     values = {key.removeprefix("simulate."): value for key, value in own.items() if key not in OWN}
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"simulate.{unknown[0]}: no such setting; there are {', '.join(sorted(known))}")
-    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), values))
+    schema = OmegaConf.create({"simulate": OmegaConf.structured(Options)})
+    with in_one_line(kinds(Options, "simulate.")):
+        options = OmegaConf.to_object(OmegaConf.merge(schema, {"simulate": values}).simulate)
     assert isinstance(options, Options)
     return options
 

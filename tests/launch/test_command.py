@@ -32,12 +32,13 @@ def model(tmp_path: Path) -> list[str]:
     return ["experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]"]
 
 
-def test_dry_run_shows_placement_and_configuration_and_makes_nothing(tmp_path: Path) -> None:
+def test_dry_run_shows_placement_settings_and_last_what_it_comes_to_and_makes_nothing(tmp_path: Path) -> None:
     shown = launch(tmp_path, "experiment=kestrel_256", "dry_run=true", "name=big")
     assert shown.returncode == 0
-    assert "trainer-16" in shown.stdout
-    assert "rollout-14" in shown.stdout
-    assert yaml.safe_load(shown.stdout[shown.stdout.index("\nname: big") :])["trainer"]["tp"] == 8
+    placement, settings, costs = shown.stdout.split("\n\n")
+    assert "trainer-16" in placement and "rollout-14" in placement
+    assert yaml.safe_load(settings)["trainer"]["tp"] == 8
+    assert costs.startswith("processes    136 trainer ranks, 30 engines, 16 judges on 32 nodes\nmodel ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,6 +27,7 @@ def project(tmp_path: Path) -> Path:
 def test_run_goes_through_and_is_not_overwritten(project: Path) -> None:
     ended = launch(project, "name=one")
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert "run outputs/one: 2 trainer ranks, 2 engines, 1 judge on 1 node, logs in outputs/one/logs\n" in ended.stdout
     assert "3/3  0.750" in ended.stdout
     assert "trained 42" in ended.stdout
     run_dir = project / "outputs/one"

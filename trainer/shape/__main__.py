@@ -6,15 +6,12 @@
 The model comes from `model.path` if the folder is there, else from `model.shape`. Exit codes: 0 · 2 it was asked for wrongly.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
 import torch
-from hydra import compose, initialize_config_module
 
-from conf.load import register, to_run_config
-from conf.messages import UserError, one_line
+from conf.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
 from trainer.families import parameter_count
 from trainer.shape.share import Share, first_ranks, pushed, share_of
@@ -35,9 +32,7 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def _configuration(overrides: Sequence[str]) -> RunConfig:
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return to_run_config(compose("config", overrides=["name=shape", *overrides]))
+    return to_run_config(composed(["name=shape", *overrides]))
 
 
 def _rank(text: str, world: int) -> int:
@@ -71,14 +66,13 @@ def _lines(config: RunConfig, spec: ModelSpec, layout: Layout, shares: Sequence[
 
 
 def main() -> int:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here as exceptions and become one line
     if not sys.argv[1:] or set(sys.argv[1:]) & {"-h", "--help"}:
         print(__doc__)
         return 0 if sys.argv[1:] else ASKED_WRONGLY
     try:
         print(run(sys.argv[1:]))
-    except (*UserError, ConfigError, ModelError) as error:
-        print(f"shape: {one_line(error) if isinstance(error, UserError) else error}", file=sys.stderr)
+    except (ConfigError, ModelError) as error:
+        print(f"shape: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     return 0
 
