@@ -6,7 +6,8 @@
 Rules. The run is done when every trainer process has ended with 0; the others are then told to leave by the queue, and
 are waited for. A worker that ends early is started again, with a small back-off, unless it cannot start at all (exit
 code 2, or three failures soon after its start; not 75, by which it says that the cause may pass): then its node is given
-up if the fleet runs well elsewhere, and else the run is. A trainer process that fails, or whose node is lost, takes the whole
+up if the fleet runs well elsewhere, and else the run is. One that leaves, as all do when the run is over, is started again
+if that is not so a while later. A trainer process that fails, or whose node is lost, takes the whole
 trainer with it: all of it is stopped, the processes are placed anew on the nodes that are left, and it starts again,
 from its last checkpoint by itself. Whether a node was the cause is known only when every other node was heard after the
 failure, so that is waited for. What is to run somewhere else is stopped there first. A trainer that saves before the end
@@ -156,8 +157,11 @@ class Lifecycle:
             return []
         if life.process.role == "trainer":
             return self._trainer_ended(life, cause, now)
-        if self.phase is Phase.CLOSING or (cause.code == 0 and life.process.restart is Restart.ON_FAILURE):
+        if self.phase is Phase.CLOSING:
             life.left = True
+            return []
+        if cause.code == 0 and life.process.restart is Restart.ON_FAILURE:
+            life.due_s = now + self._rules.closing_s  # if the run was not over: somebody else asked it to leave
             return []
         return self._worker_failed(life, cause, now)
 

@@ -4,6 +4,7 @@ What could not be written is dropped. It does not wait in Python's buffer either
 """
 
 import os
+from io import TextIOWrapper
 from typing import TextIO
 
 
@@ -11,6 +12,8 @@ class Shown:
     def __init__(self, out: TextIO | None) -> None:
         """None: as `sys.stdout` is where it was closed."""
         self._out = out
+        if isinstance(out, TextIOWrapper):
+            out.reconfigure(errors="backslashreplace")  # of a path that the terminal's encoding lacks letters for
 
     def write(self, text: str) -> int:
         if self._out is not None:

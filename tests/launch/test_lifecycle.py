@@ -116,6 +116,16 @@ def test_run_is_done_when_every_trainer_and_then_the_workers_have_ended() -> Non
     assert world.end == End(outcome=Outcome.DONE)
 
 
+@pytest.mark.parametrize("name", ["judge-0", "rollout-1"])
+def test_worker_that_was_asked_to_leave_by_somebody_else_comes_back(name: str) -> None:
+    world = World()
+    world.ends(name, OK)
+    world.ticks(RULES.closing_s - 1)
+    assert name not in world.running  # the trainer may be about to end
+    world.ticks(2)
+    assert name in world.running
+
+
 def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
     world = World()
     for back_off_s in BACK_OFF_S[: RULES.worker_restarts]:

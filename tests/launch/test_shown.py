@@ -2,7 +2,7 @@ import os
 import pty
 import termios
 from collections.abc import Callable
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
@@ -50,6 +50,12 @@ def test_output_that_has_room_again_goes_on() -> None:
         print("there it is", file=shown, flush=True)
         out.close()
         assert read.read().endswith("there it is\n")
+
+
+def test_letters_that_a_terminal_lacks_are_escaped() -> None:
+    written = BytesIO()
+    print("outputs/Łód …", file=Shown(TextIOWrapper(written, encoding="latin-1")), flush=True)
+    assert written.getvalue() == b"outputs/\\u0141\xf3d \\u2026\n"
 
 
 def test_output_that_was_closed_before_the_start_shows_nothing() -> None:
