@@ -54,7 +54,8 @@ def test_output_that_has_room_again_goes_on() -> None:
 
 def test_letters_that_a_terminal_lacks_are_escaped() -> None:
     written = BytesIO()
-    print("outputs/Łód …", file=Shown(TextIOWrapper(written, encoding="latin-1")), flush=True)
+    out = TextIOWrapper(written, encoding="latin-1")
+    print("outputs/Łód …", file=Shown(out), flush=True)
     assert written.getvalue() == b"outputs/\\u0141\xf3d \\u2026\n"
 
 
