@@ -228,8 +228,7 @@ class Journal:
         if meta.get("format") != FORMAT:
             raise JournalError(
                 f"{self.path} has another format ({meta.get('format')!r}, not {FORMAT!r}): go on with the kestrel that "
-                "began the run; or put the file aside, and give up what the newest checkpoint does not cover: "
-                f"python -m rollout.new_ledger --run {self.path.parent}"
+                f"began the run, or give up what the newest checkpoint does not cover: {self._new_ledger}"
             )
         try:
             made_with = dict(json.loads(meta["rules"]))
@@ -257,11 +256,14 @@ class Journal:
         except WireError as error:
             raise self._damaged(str(error)) from error
 
+    @property
+    def _new_ledger(self) -> str:
+        return f"python -m rollout.new_ledger --run {self.path.parent}"
+
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(
             f"{self.path} is damaged ({what}): nothing of it was used. Bring back a copy that is at least as new as the newest "
-            "checkpoint, or give up what that checkpoint does not cover, which is counted and said: "
-            f"python -m rollout.new_ledger --run {self.path.parent}"
+            f"checkpoint, or give up what that checkpoint does not cover, which is counted and said: {self._new_ledger}"
         )
 
     def _error(self, what: str, error: Exception) -> JournalError:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from conf.load import read_run
 from conf.schema import ConfigError
 from rollout.changes import DropKind, Durable, Totals
-from rollout.journal import Journal, JournalDamaged, JournalError
+from rollout.journal import Journal, JournalError, JournalUnavailable
 from rollout.ledger import Ledger
 from rollout.rules import Rules, RulesError
 
@@ -92,11 +92,13 @@ def renew(run: Path, rules: Rules) -> str:
 
 
 def _check_useless(path: Path, rules: Rules, version: int, account: Mapping[str, Any]) -> None:
-    """Raises NewLedgerError if the run can go on with the ledger that it has, JournalError if that is in use."""
+    """Raises NewLedgerError if the run can go on with the ledger that it has, JournalUnavailable if that is in use."""
     try:
         with Journal(path, rules) as journal:
             state = Ledger.replay(rules, journal.read()).state
-    except JournalDamaged:
+    except JournalUnavailable:
+        raise
+    except JournalError:  # damaged, or written by another version of this software
         return
     if state.oldest_step <= version <= state.version and state.admitted >= int(account.get("admitted_groups", 0)):
         raise NewLedgerError(f"{path} is whole and belongs to the checkpoint of version {version}: there is nothing to mend")

@@ -250,17 +250,17 @@ def _sequence(inner: Decoder) -> Decoder:
 def _named_tuple(kind: Any) -> Decoder:
     hints = get_type_hints(kind)
     readers = tuple(_decoder(hints[name]) for name in kind._fields)
-    numbers = all(hints[name] is int for name in kind._fields)
+    length, numbers, new = len(readers), all(hints[name] is int for name in kind._fields), tuple.__new__
 
     def read(plain: Any) -> Any:
-        if type(plain) is not list or len(plain) != len(readers):
+        if type(plain) is not list or len(plain) != length:
             raise _wrong(f"a list of {', '.join(kind._fields)}", plain)
         if numbers:
             for value in plain:
                 if type(value) is not int:
                     raise _wrong("int", value)
-            return kind._make(plain)
-        return kind._make([reader(value) for reader, value in zip(readers, plain, strict=True)])
+            return new(kind, plain)
+        return new(kind, [reader(value) for reader, value in zip(readers, plain, strict=True)])
 
     return read
 

@@ -1,6 +1,8 @@
 """A run whose ledger is damaged goes on from its checkpoint; what is lost is counted and said."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -103,10 +105,16 @@ def test_a_ledger_in_use_is_left_alone(story: Story) -> None:
         renew(story.run, story.rules)
 
 
-@pytest.mark.parametrize("was", ["gone", "older than the checkpoint"])
+@pytest.mark.parametrize("was", ["gone", "older than the checkpoint", "of another format"])
 def test_a_ledger_that_lacks_what_the_checkpoint_knows_is_replaced(story: Story, was: str) -> None:
-    story.path.unlink()
-    if was != "gone":
+    if was == "of another format":
+        with closing(sqlite3.connect(story.path)) as db, db:
+            db.execute("UPDATE meta SET value = 'kestrel-ledger-0' WHERE key = 'format'")
+        with pytest.raises(JournalError, match=r"'kestrel-ledger-0'.*rollout.new_ledger"):
+            Journal(story.path, story.rules)
+    else:
+        story.path.unlink()
+    if was == "older than the checkpoint":
         Journal(story.path, story.rules).close()
     assert "begins anew at version 2" in renew(story.run, story.rules)
     with Journal(story.path, story.rules) as journal:
