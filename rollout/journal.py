@@ -64,6 +64,7 @@ class Journal:
         self._check_folder()
         try:
             if not self._file.exists():
+                self._check_nothing_is_left()
                 self._make(rules)
             elif not self._file.stat().st_size:
                 raise self._damaged("it is empty")
@@ -93,7 +94,7 @@ class Journal:
         with self._errors("read"):
             damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if damage != "ok":
-                raise self._damaged(str(damage))
+                raise self._damaged(str(damage).splitlines()[-1])
             yield from self._changes("WHERE group_index IS NULL AND kind = 'Durable'")
             taken = self._changes("WHERE group_index IS NULL AND kind = 'Taken'")
             in_batches = {account.group for batch in taken if isinstance(batch, Taken) for account in batch.groups}
@@ -167,6 +168,11 @@ class Journal:
             )
         if is_network(kind):
             log.warning("%s is on %s: a commit waits for its server, and locks must hold on all nodes", self.path, kind)
+
+    def _check_nothing_is_left(self) -> None:
+        rollback = self._file.with_name(f"{self._file.name}-journal")  # SQLite's own; it would be taken for the new file's
+        if rollback.exists() and rollback.stat().st_size:
+            raise self._damaged(f"it is gone: only {rollback.name} is left")
 
     def _make(self, rules: Rules) -> None:
         """The file is whole or not there: an empty one is what a truncation leaves."""
@@ -262,8 +268,9 @@ class Journal:
 
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(
-            f"{self.path} is damaged ({what}): nothing of it was used. Bring back a copy that is at least as new as the newest "
-            f"checkpoint, or give up what that checkpoint does not cover, which is counted and said: {self._new_ledger}"
+            f"{self.path} is damaged ({what}): nothing of it was used. Put it aside with its -journal, and bring back a copy "
+            "that is at least as new as the newest checkpoint; or give up what that does not cover, which is counted and "
+            f"said: {self._new_ledger}"
         )
 
     def _error(self, what: str, error: Exception) -> JournalError:

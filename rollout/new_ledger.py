@@ -88,6 +88,7 @@ def renew(run: Path, rules: Rules) -> str:
         f"{path} begins anew at version {version}. Lost are {loss.groups} groups that were admitted and not trained on, with "
         f"{loss.tokens} tokens, counted as dropped ({DropKind.LEDGER_LOST}); what was done after version {version} is done again"
         + (f". The old ledger is kept as {kept}" if kept else "")
+        + f". Go on with: make run resume={run}"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.changes import Durable
+from rollout.changes import Durable, Extended
 from rollout.file_system import is_network, kind_of
 from rollout.journal import Journal, JournalDamaged, JournalError
 from rollout.ledger import Ledger
@@ -207,11 +207,12 @@ def whole(tmp_path_factory) -> tuple[bytes, str]:
         return path.read_bytes(), repr(list(journal.read()))
 
 
-def said_by(data: bytes) -> str | None:
+def said_by(data: bytes, rollback: bytes = b"") -> str | None:
     """What a journal with these bytes says; None if it is refused as damaged or unreadable."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
         path.write_bytes(data)
+        path.with_name("ledger.db-journal").write_bytes(rollback)
         try:
             with Journal(path, rules(max_staleness=9)) as journal:
                 return repr(list(journal.read()))
@@ -234,6 +235,43 @@ def test_flipped_bits_are_an_error_or_in_no_change(whole, flips):
     for share, bit in flips:
         data[int(share * len(data))] ^= 1 << bit
     assert said_by(bytes(data)) in (None, said)
+
+
+@pytest.fixture(scope="module")
+def died_writing(tmp_path_factory) -> tuple[bytes, bytes, str]:
+    """The file and its rollback journal when a server died in a commit, half of which is in the file; and what was committed."""
+    path = tmp_path_factory.mktemp("journal") / "ledger.db"
+    filled(path)
+    with Journal(path, rules(max_staleness=9)) as journal:
+        said, written = repr(list(journal.read())), path.read_bytes()
+        journal._db.execute("PRAGMA cache_size=2")  # pages: so it writes before the commit
+        journal._db.execute("BEGIN IMMEDIATE")
+        journal._write([Extended(group, 0, segment([0] * 500, "cut")) for group in range(10)] * 20)
+        found = path.read_bytes(), path.with_name("ledger.db-journal").read_bytes()
+        assert found[0] != written and found[1]
+    return *found, said
+
+
+def test_commit_that_a_server_died_in_did_not_happen(died_writing):
+    data, rollback, said = died_writing
+    assert said_by(data, rollback) == said
+
+
+@settings(deadline=None, max_examples=100)
+@given(share=st.floats(0, 1, exclude_max=True), kept=st.floats(0, 1), bit=st.integers(0, 7))
+def test_damaged_rollback_journal_is_an_error_or_nothing_is_lost(died_writing, share, kept, bit):
+    data, rollback, said = died_writing
+    rollback = bytearray(rollback)
+    rollback[int(share * len(rollback))] ^= 1 << bit
+    assert said_by(data, bytes(rollback[: int(kept * len(rollback))])) in (None, said)
+    assert said_by(data, bytes(rollback)) in (None, said)
+
+
+def test_rollback_journal_whose_file_is_gone_is_an_error(path, died_writing):
+    path.with_name("ledger.db-journal").write_bytes(died_writing[1])
+    with pytest.raises(JournalError, match=r"only ledger\.db-journal is left"):
+        Journal(path, rules())
+    assert not path.exists()
 
 
 def test_file_system_is_told_by_the_longest_mount():

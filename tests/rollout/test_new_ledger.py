@@ -76,6 +76,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_what_is_lost_is_counted(story: St
         list(journal.read())
     said = renew(run, story.rules)
     assert f"Lost are {lost} groups" in said and f"{account['waiting_tokens']} tokens" in said
+    assert f"make run resume={run}" in said
     assert (run / "ledger.db.damaged-0").exists()
     with Journal(story.path, story.rules) as journal:
         ledger = Ledger.replay(story.rules, journal.read())
