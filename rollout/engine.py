@@ -9,7 +9,6 @@ On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does n
 
 import asyncio
 import contextlib
-import getpass
 import glob
 import json
 import os
@@ -127,7 +126,7 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
 def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
     """The caller's environment without torchrun's variables; on CPU with the stand-ins first on Python's path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_PREFIXES)}
-    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"))
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
     env |= {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     if settings.device == "cpu":
         path = [str(CPU_STAND_INS), *filter(None, [env.get("PYTHONPATH")])]

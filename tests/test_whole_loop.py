@@ -114,7 +114,7 @@ def test_a_run_whose_worker_engine_judge_and_queue_server_are_killed_finishes_an
     check_finished(run, STEPS)
 
 
-def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint_and_once_done_with_more_steps(tmp_path: Path) -> None:
     run = tmp_path / "resumed"
     with launched(tmp_path, "first", "experiment=debug", f"output={tmp_path}", "name=resumed", *SMALL) as launcher:
         wait_until("step 5", lambda: len(metrics(run)) > 5, launcher, tmp_path)
@@ -134,6 +134,10 @@ def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint(tmp_path: Pat
     for step in again:  # the same batches, so the same rewards and the same losses
         for name in ("reward/mean", "tokens/trained", "loss/total", "grad_norm"):
             assert after[step][name] == pytest.approx(before[step][name], rel=1e-3, abs=1e-5), (step, name)
+    with launched(tmp_path, "third", f"resume={run}", f"trainer.steps={STEPS + 2}") as launcher:
+        launcher.wait(timeout=DEADLINE_S)
+        assert launcher.returncode == 0, said(tmp_path)
+    check_finished(run, STEPS + 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -244,6 +244,16 @@ def test_a_server_does_not_inherit_the_rendezvous_of_the_workers_torchrun(
     assert env["MY_SETTING"] == "kept"
 
 
+def test_user_that_the_machine_has_no_name_for_has_an_environment(
+    settings: Callable[..., EngineSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container that was started with another user's number."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    assert environment(settings(), tmp_path)["TMPDIR"] == str(tmp_path)
+
+
 def test_the_servers_processes_are_forked_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
     on_cpu = command_line(replace(settings(), launcher=()), tmp_path / "secrets.yaml")
     on_gpu = command_line(replace(settings(device="cuda"), launcher=()), tmp_path / "secrets.yaml")
