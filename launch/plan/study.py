@@ -11,7 +11,7 @@ from launch.plan.generation import Fleet, check_heads, check_memory, engine_tps,
 from launch.plan.inputs import Cluster, Model, Workload, read_inputs
 from launch.plan.search import Plan, Search, fits, make_plan
 from launch.plan.speed import Constants, Speed, stated
-from launch.plan.training import USABLE, Layout, check_layout, training_cost
+from launch.plan.training import USABLE, Layout, check_layout, training_cost, training_memory
 
 STATED, CALIBRATED = "stated", "calibrated"
 
@@ -74,9 +74,8 @@ class Study:
         check_memory(fleet, self.workload, search.speed)
         if layout.gpus + fleet.gpus > self.cluster.gpus:
             raise ConfigError(self._too_many(layout, fleet))
+        self.check_trainer(search)
         cost = training_cost(self.workload, search.speed, layout)
-        if not fits(layout, search.speed):
-            raise ConfigError(self._does_not_fit(search, layout, cost.memory.bytes))
         return make_plan(self.workload, search.speed, cost, fleet, self.config.rollout.max_staleness)
 
     def _too_many(self, layout: Layout, fleet: Fleet) -> str:
@@ -89,8 +88,12 @@ class Study:
             f"{layout.gpus + fleet.gpus} GPUs; the cluster has {gpus}: {near}"
         )
 
-    def _does_not_fit(self, search: Search, layout: Layout, needed: float) -> str:
-        usable = USABLE * self.cluster.gpu_bytes
+    def check_trainer(self, search: Search) -> None:
+        """Raises ConfigError when a GPU cannot hold the trainer as it is configured, with what it could."""
+        layout = self.configured_layout
+        if fits(layout, search.speed):
+            return
+        needed, usable = training_memory(self.model, layout).bytes, USABLE * self.cluster.gpu_bytes
         sequence = {"trainer.sequence_parallel=true": replace(layout, sequence_parallel=True)} if layout.tp > 1 else {}
         again = {"trainer.recompute=full": replace(layout, recompute=True)}
         both = {"trainer.sequence_parallel=true trainer.recompute=full": replace(layout, sequence_parallel=True, recompute=True)}
@@ -99,7 +102,7 @@ class Study:
             fitting = next((n for n in search.trainer_gpus if n >= layout.gpus and search.trainers(n)), None)
             found = search.trainers(fitting)[0].layout if fitting else None
             what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
-        return (
+        raise ConfigError(
             f"trainer.tp={layout.tp} pp={layout.pp} dp={layout.dp} needs {needed / 1e9:.0f} GB of a GPU, and "
             f"{usable / 1e9:.0f} GB are usable; {what}"
         )

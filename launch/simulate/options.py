@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from conf.schema import ConfigError, RunConfig
-from launch.plan.calibrate import stored
+from launch.plan.generation import check_memory
 from launch.plan.inputs import Workload as PlannedWorkload
-from launch.plan.inputs import read_inputs
-from launch.plan.speed import Speed, stated
-from launch.plan.training import Layout, check_layout
+from launch.plan.speed import Speed
+from launch.plan.study import CALIBRATED, STATED, make_study
 from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
 from launch.simulate.speeds import engine_speeds, trainer_speeds
 from launch.simulate.workload import Workload
 from rollout.ledger import Rules
 
-ASSUMPTIONS = ("stated", "calibrated")
+ASSUMPTIONS = (STATED, CALIBRATED)
 
 
 @dataclass(kw_only=True)
@@ -37,39 +37,28 @@ class Options:
 def scenario_of(config: RunConfig, options: Options, *, name: str = "run", colocated: bool = False) -> Scenario:
     """Raises ConfigError."""
     _check(config, options)
-    model, cluster, planned = read_inputs(config)
-    constants = stored().constants
-    if options.assumptions == "stated":
-        constants = stated(config.plan.compute_fraction, config.plan.bandwidth_fraction)
-    speed = Speed(model=model, cluster=cluster, constants=constants)
-    trainer, steps = config.trainer, options.steps or config.trainer.steps
-    layout = Layout(
-        tp=trainer.tp, pp=trainer.pp, cp=trainer.cp, dp=trainer.dp, tokens_per_microbatch=trainer.tokens_per_microbatch
-    )
-    check_layout(layout, model, cluster)
+    study = make_study(config)
+    search, layout, planned = study.searches[options.assumptions], study.configured_layout, study.workload
+    speed, cluster, steps = search.speed, study.cluster, options.steps or config.trainer.steps
     used = max(layout.gpus, _engine_gpus(config)) if colocated else layout.gpus + _engine_gpus(config)
     if used > cluster.gpus:
         raise ConfigError(
             f"trainer and engines need {used} GPUs ({layout}; {config.rollout.engines} engines of TP{config.rollout.engine_tp}), "
             f"the cluster has {cluster.gpus}: take fewer rollout.engines, or a smaller trainer.dp"
         )
-    fleets = _fleets(config, options, speed, planned)
-    if (room := min(fleet.speeds.kv_tokens for fleet in fleets)) < planned.longest_tokens:
-        raise ConfigError(
-            f"rollout.engine_tp={config.rollout.engine_tp}: beside the weights an engine holds {max(room, 0):.0f} tokens, and "
-            f"the longest trajectory has {planned.longest_tokens:.0f}; take a larger rollout.engine_tp"
-        )
+    check_memory(study.configured_fleet, planned, speed)
+    study.check_trainer(search)
     return Scenario(
         name=name,
         rules=Rules.of(config, steps=steps),
-        fleets=fleets,
+        fleets=_fleets(config, options, speed, planned),
         trainer=trainer_speeds(speed, planned, layout),
         trainer_gpus=layout.gpus,
         colocated=colocated,
         push_mode=PushMode(options.push),
         sandboxes=planned.sandbox_cores,
         workload=_workload(config, options),
-        checkpoint_every=trainer.checkpoint_every,
+        checkpoint_every=config.trainer.checkpoint_every,
         failures=Failures(
             node_mtbf_s=cluster.node_mtbf_s if options.failures else 0.0,
             gpus_per_node=cluster.gpus_per_node,
@@ -89,9 +78,9 @@ def _check(config: RunConfig, options: Options) -> None:
     for key, allowed in (("assumptions", ASSUMPTIONS), ("push", tuple(PushMode))):
         if (value := getattr(options, key)) not in allowed:
             raise ConfigError(f"simulate.{key}={value!r}: choose one of {', '.join(allowed)}")
-    for key in ("steps", "tail_engines", "engine_restart_s", "seed"):
-        if (number := getattr(options, key)) < 0:
-            raise ConfigError(f"simulate.{key}={number}: must be at least 0")
+    for key in ("steps", "tail_engines", "engine_restart_s", "seed", "timeline_hours"):
+        if not 0 <= (number := getattr(options, key)) < inf:
+            raise ConfigError(f"simulate.{key}={number}: must be a finite number of at least 0")
     if options.tail_engines >= config.rollout.engines:
         raise ConfigError(
             f"simulate.tail_engines={options.tail_engines} leaves none of the {config.rollout.engines} engines (rollout.engines) "

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
 from launch.simulate.workload import Workload
@@ -58,6 +59,13 @@ class Scenario:
     def steps(self) -> int:
         assert self.rules.total_steps is not None
         return self.rules.total_steps
+
+    @property
+    def patience_s(self) -> float:
+        """What does not move for so long never will: all that is simulated ends sooner, the slowest of many tests included."""
+        failures = self.failures
+        restarts_s = (failures.lease_s, failures.trainer_restart_s, failures.engine_restart_s)
+        return 6 * 3600.0 + 10 * sum(s for s in restarts_s if s < inf) + 100 * self.workload.grading_mean_s
 
     @property
     def rollout_nodes(self) -> int:

@@ -19,7 +19,6 @@ from launch.simulate.trainer import SimulationError, Step, Trainer
 from rollout.ledger import Ledger
 
 SAMPLE_S = 10.0
-STALLED_S = 6 * 3600.0  # nothing admitted, sampled, graded or published for so long: nothing ever will be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +85,7 @@ class _Run:
         self._events.at(0.0, self._sample)
         self._trainer.begin()
         if not self._events.run():
-            raise SimulationError(f"nothing is left to happen after {self._events.now_s:.0f} s: {self._ledger.summary()}")
+            raise SimulationError(f"nothing is left to happen after {self._events.now_s:.0f} s: {self._standing()}")
         trainer, fleet, state = self._trainer, self._fleet, self._ledger.state
         counts = state.counts()
         return Result(
@@ -108,6 +107,16 @@ class _Run:
             cpu_s=time.process_time() - began_s,
         )
 
+    def _standing(self) -> str:
+        """Who could move and who cannot, for one that looks for the reason."""
+        trainer, engines, state = self._trainer, self._fleet.engines, self._ledger.state
+        alive = sum(engine.alive for engine in engines)
+        return (
+            f"the trainer, at version {trainer.version}, is {trainer.doing.value}; {alive} of {len(engines)} engines are alive "
+            f"and {len(state.engines)} hold its weights; {state.ready} groups are ready of {len(state.untaken)} admitted; "
+            f"{self._fleet.judges.waiting} completions wait for a sandbox; {len(self._failures)} nodes were lost"
+        )
+
     def _graded(self, group: int, dropped: bool) -> None:
         if dropped:
             self._fleet.serve_again()  # another one may be admitted in its place
@@ -119,8 +128,8 @@ class _Run:
         progress = (state.admitted, state.version, state.steps_taken, judges.busy_s, sum(e.tokens for e in self._fleet.engines))
         if progress != self._progress:
             self._progress, self._progress_s = progress, self._events.now_s
-        elif self._events.now_s - self._progress_s > STALLED_S:
-            raise SimulationError(f"nothing moves since {self._progress_s:.0f} s of simulated time: {self._ledger.summary()}")
+        elif self._events.now_s - self._progress_s > self._scenario.patience_s:
+            raise SimulationError(f"nothing moves since {self._progress_s:.0f} s of simulated time: {self._standing()}")
         self._samples.append(
             Sample(
                 time_s=self._events.now_s,

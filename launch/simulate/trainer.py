@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
 from launch.simulate.events import Events
 from launch.simulate.fleet import SimulatedFleet
@@ -17,11 +17,11 @@ class SimulationError(RuntimeError):
 
 
 class Doing(Enum):
-    WAITING = auto()  # for a batch
-    TRAINING = auto()
-    DRAINING = auto()  # for the fleet to be ready for the weights
-    PUSHING = auto()
-    DOWN = auto()
+    WAITING = "waiting for a batch"
+    TRAINING = "training"
+    DRAINING = "waiting for the fleet to be ready for the weights"
+    PUSHING = "pushing"
+    DOWN = "down"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from launch.simulate.trainer import Step
 SMALL = (
     "experiment=kestrel_256", "algo.groups_per_step=16", "rollout.engines=4", "rollout.concurrency=8", "trainer.steps=10",
     "rollout.window=0", "rollout.max_staleness=2", "trainer.dp=1", "trainer.pp=2", "cluster.nodes=4",
-    "trainer.checkpoint_every=4", "plan.sandbox_cores=32",
+    "trainer.checkpoint_every=4", "plan.sandbox_cores=32", "trainer.recompute=full",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,11 +304,22 @@ def test_a_lost_trainer_node_goes_back_to_the_checkpoint_and_generates_nothing_t
     assert result.engine_lost_tokens == 0
 
 
-def test_a_run_that_cannot_move_says_so_with_the_ledger() -> None:
+def test_a_run_that_cannot_move_says_so_with_who_waits_for_what() -> None:
     base = scenario()
     gone = replace(base.failures, planned=((1.0, 0), (1.0, 1)), engine_restart_s=inf)
-    with pytest.raises(SimulationError, match=r"nothing moves since 10 s .*untaken_groups"):
+    said = r"nothing moves since 10 s .*the trainer, at version 0, is waiting for a batch; 0 of \d engines .*; 2 nodes were lost"
+    with pytest.raises(SimulationError, match=said):
         simulate(replace(base, failures=gone))
+
+
+@pytest.mark.parametrize(
+    "slow", [{"workload": {"grading_mean_s": 20_000.0}}, {"failures": {"trainer_restart_s": 90_000.0, "planned": ((5.0, 2),)}}]
+)
+def test_what_takes_days_by_itself_is_waited_for(slow: dict[str, dict[str, Any]]) -> None:
+    base = scenario()
+    changed = {name: replace(getattr(base, name), **values) for name, values in slow.items()}
+    result = simulate(replace(base, **changed))
+    assert result.steps[-1].step == base.steps and result.seconds > 6 * 3600
 
 
 def test_long_tail_engines_take_what_was_cut() -> None:

@@ -52,7 +52,7 @@ def test_the_ledger_s_rules_are_the_configured_ones() -> None:
     ("overrides", "options", "message"),
     [
         (("rollout.engines=31",), {}, "need 260 GPUs"),
-        (("rollout.engine_tp=1",), {}, "take a larger rollout.engine_tp"),
+        (("rollout.engine_tp=1",), {}, "the smallest that does is rollout.engine_tp=2"),
         ((), {"assumptions": "hoped"}, "simulate.assumptions='hoped': choose one of stated, calibrated"),
         ((), {"push": "never"}, "simulate.push='never'"),
         ((), {"tail_engines": 30}, "leaves none of the 30 engines"),
@@ -121,6 +121,11 @@ def test_the_timeline_is_what_perfetto_reads() -> None:
         (["simulate.staleness=2", *SMALL], "simulate.staleness: no such setting; there are assumptions"),
         (["rollout.max_stalenes=2", *SMALL], "did you mean rollout.max_staleness"),
         (["compare=maybe", *SMALL], "compare=maybe"),
+        (["simulate.steps=many", *SMALL], "simulate.steps=many: must be a whole number"),
+        (["simulate.engine_restart_s=nan", *SMALL], "simulate.engine_restart_s=nan: must be a finite number of at least 0"),
+        (["simulate.timeline_hours=-1", *SMALL], "simulate.timeline_hours=-1.0: must be a finite number of at least 0"),
+        ([*SMALL, "trainer.recompute=none"], "needs 76 GB of a GPU, and 74 GB are usable; trainer.recompute=full does"),
+        ([*SMALL, "rollout.engine_tp=1"], "the smallest that does is rollout.engine_tp=2"),
         (["from_run=nowhere"], "nowhere is no run's folder"),
         ([], "choose an experiment"),
     ],
@@ -129,6 +134,12 @@ def test_a_wrong_command_is_one_clear_line(arguments: list[str], said: str, caps
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+def test_layout_that_computes_activations_again_trains_as_long_as_planned() -> None:
+    """The simulated trainer is the planned one, all of its settings counted."""
+    plain, again = (kestrel(f"trainer.recompute={kind}").trainer.train_s_per_token for kind in ("none", "full"))
+    assert again > 1.1 * plain
 
 
 # The comparison.
