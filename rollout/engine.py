@@ -24,6 +24,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import zmq
+
 from rollout.engine_client import UNPUSHED, EngineClient, EngineError
 from rollout.guard import PARENT_VARIABLE, guarded
 
@@ -147,6 +149,11 @@ def check(settings: EngineSettings) -> None:
     """Refuses what cannot start, before anything is started."""
     if not (settings.model / "config.json").is_file():
         raise EngineStartError(f"{settings.model} is no Hugging Face model folder: it holds no config.json", hopeless=True)
+    a_socket = Path(tempfile.gettempdir(), f"{SCRATCH_PREFIX}{os.getpid()}-12345678", "tmp12345678")
+    if (excess := len(os.fsencode(a_socket)) - zmq.IPC_PATH_MAX_LEN) > 0:
+        raise EngineStartError(
+            f"TMPDIR={tempfile.gettempdir()} is {excess} bytes too long for the sockets that an engine keeps there", hopeless=True
+        )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: only listeners count
         try:

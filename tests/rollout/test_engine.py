@@ -21,6 +21,7 @@ from rollout.engine import (
     Engine,
     EngineSettings,
     EngineStartError,
+    check,
     command_line,
     environment,
     remove_left_scratch,
@@ -242,6 +243,26 @@ def test_a_server_does_not_inherit_the_rendezvous_of_the_workers_torchrun(
     env = environment(settings(), tmp_path)
     assert not {name for name in env if name.startswith(("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_"))}
     assert env["MY_SETTING"] == "kept"
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_temporary_folder_is_refused_when_it_is_too_long_for_an_engines_sockets(
+    settings: Callable[..., EngineSettings], excess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = Path(f"{SCRATCH_PREFIX}{os.getpid()}-12345678/tmp12345678")
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        folder = Path(base, "x" * (107 + excess - len(f"{base}//{below}")))
+        (folder / below.parent).mkdir(parents=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with socket.socket(socket.AF_UNIX) as listener:
+            if not excess:
+                listener.bind(str(folder / below))
+                check(settings())
+                return
+            with pytest.raises(OSError, match="too long"):
+                listener.bind(str(folder / below))
+        with pytest.raises(EngineStartError, match="is 1 bytes too long for the sockets"):
+            check(settings())
 
 
 def test_user_that_the_machine_has_no_name_for_has_an_environment(
