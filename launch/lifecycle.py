@@ -105,6 +105,7 @@ class _Life:
     running: bool = False
     stopping: bool = False
     left: bool = False  # ended, and is not to be started again
+    gone_early: bool = False  # has left as at the end of the run, and this has not come yet
     started_s: float = 0.0
     due_s: float = 0.0  # when it is to be started
     restarts: int = 0
@@ -161,7 +162,7 @@ class Lifecycle:
             life.left = True
             return []
         if cause.code == 0 and life.process.restart is Restart.ON_FAILURE:
-            life.due_s = now + self._rules.closing_s  # if the run was not over: somebody else asked it to leave
+            life.gone_early, life.due_s = True, now + self._rules.closing_s  # if the run is not over then, it was asked by others
             return []
         return self._worker_failed(life, cause, now)
 
@@ -338,7 +339,9 @@ class Lifecycle:
         for life in self._lives.values():
             if life.running or life.left or now < life.due_s or life.process.name in self._gone:
                 continue
-            life.running, life.started_s = True, now
+            if life.gone_early:
+                actions.append(Say(text=f"{life.process.name} left while the run goes on; it is started again"))
+            life.running, life.gone_early, life.started_s = True, False, now
             actions.append(Start(process=life.process))
         return actions
 

@@ -157,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     run_dir = parser.parse_args(arguments).run
     if not (run_dir / METRICS_FILE).is_file():
-        print(f"launch.report: {run_dir} is no run's folder: it holds no {METRICS_FILE}", file=sys.stderr)
+        why = "it is no run's folder, or of a run that ended before its first step"
+        print(f"launch.report: {run_dir} holds no {METRICS_FILE}: {why}", file=sys.stderr)
         return 2
     if not write_report(run_dir):
         print(f"launch.report: {run_dir} has no finished step yet", file=sys.stderr)

@@ -69,8 +69,11 @@ def newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
     if not found:
         raise NewLedgerError(f"{run / 'checkpoints'} holds no checkpoint to go on from: begin a new run")
     version = max(found)
-    record = json.loads((found[version] / "kestrel.json").read_text())
-    return version, record["extra"].get("ledger", {})
+    record = found[version] / "kestrel.json"
+    try:
+        return version, json.loads(record.read_text())["extra"].get("ledger", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NewLedgerError(f"{record} does not say where the ledger stood ({error!r}): bring the checkpoint back") from error
 
 
 def renew(run: Path, rules: Rules) -> str:

@@ -45,6 +45,7 @@ _NAME = re.compile(r"version-(\d+)")
 _PARTIAL = ".partial"
 _RECORD = "kestrel.json"
 _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  # the run's configuration decides these
+_WAY_BACK = "bring the checkpoint back as it was, or take it away to go on from the one before"
 _MODEL, _REFERENCE = "model", "reference"
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
 _ROUND_S = 1.0  # the ranks tell one another so often whether they still write
@@ -234,7 +235,7 @@ def load(path: str | Path, state: TrainingState) -> Loaded:
     layout is the same. Raises ModelError if the run trained against another reference than this one.
     """
     path = Path(path)
-    record = json.loads((path / _RECORD).read_text())
+    record = read_record(path)
     # The reference first and by itself: what is loaded may lie in the modules' own memory.
     if version := _reference_to_load(path, record["reference"], state.reference):
         assert state.reference is not None
@@ -252,6 +253,18 @@ def load(path: str | Path, state: TrainingState) -> Loaded:
     if same_layout:
         _restore_random_state(loaded["random_state"])
     return Loaded(record["version"], record["extra"])
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What stands beside the weights. Raises ModelError."""
+    try:
+        record: dict[str, Any] = json.loads((path / _RECORD).read_text())
+        missing = {"version", "layout", "reference", "extra"} - record.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path / _RECORD} cannot be read ({error}): {_WAY_BACK}") from error
+    if missing:
+        raise ModelError(f"{path / _RECORD} lacks {', '.join(sorted(missing))}: {_WAY_BACK}")
+    return record
 
 
 def _read(path: Path, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

@@ -121,9 +121,10 @@ def test_worker_that_was_asked_to_leave_by_somebody_else_comes_back(name: str) -
     world = World()
     world.ends(name, OK)
     world.ticks(RULES.closing_s - 1)
-    assert name not in world.running  # the trainer may be about to end
+    assert name not in world.running and not world.said  # the trainer may be about to end
     world.ticks(2)
     assert name in world.running
+    assert world.said == [f"{name} left while the run goes on; it is started again"]
 
 
 def test_failed_worker_starts_again_later_and_later_and_alone() -> None:

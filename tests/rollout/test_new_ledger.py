@@ -125,3 +125,14 @@ def test_a_ledger_that_lacks_what_the_checkpoint_knows_is_replaced(story: Story,
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(NewLedgerError, match="begin a new run"):
         newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"version": 2}', None])
+def test_a_checkpoint_whose_record_is_damaged_is_named(story: Story, damage: str | None) -> None:
+    story.damage()
+    record = story.run / "checkpoints/version-2/kestrel.json"
+    record.unlink()
+    if damage is not None:
+        record.write_text(damage)
+    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json does not say where the ledger stood"):
+        renew(story.run, story.rules)

@@ -330,3 +330,11 @@ def test_only_whole_checkpoints_count(tmp_path):
 def test_keeping_none_is_refused():
     with pytest.raises(ModelError, match="keep = 0"):
         checkpoint.Checkpoints("anywhere", None, keep=0)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"version": 3}', None])
+def test_a_record_that_is_damaged_is_named_with_the_way_back(tmp_path, damage):
+    if damage is not None:
+        (tmp_path / "kestrel.json").write_text(damage)
+    with pytest.raises(ModelError, match=r"kestrel.json .* go on from the one before"):
+        checkpoint.read_record(tmp_path)
