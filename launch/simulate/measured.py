@@ -10,7 +10,7 @@ completions that wait for one at the end of a step would say).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf
+from math import exp, inf, isfinite
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
@@ -31,9 +31,11 @@ ALLOWED = 0.20  # relative
 NEAR = 0.05  # of a step: fractions so near are as good, however small they are
 WARM_UP_STEPS = 2  # the first pushes, and what is compiled or loaded at first use
 FEWEST_STEPS = 12
+NEEDED = ("time/step_s", "time/wait_batch_s", "tokens/trained", "completion/max_tokens", "queue/to_grade")
 FIXED_SHARES = (0.0, 0.5, 1.0)  # of a full engine's decode step, whatever runs in it
 VERDICT_SHARES = (0.25, 0.5, 1.0)  # of the longest time to a verdict
 ROUNDS, CLOSE = 5, 0.015
+NEARLY = 0.99
 PROMPT_SHARE = 0.5  # of the longest prompt; what is fitted makes up for it
 PHASES = {
     "old log-probs": "time/old_logprob_s",
@@ -112,11 +114,20 @@ def from_run(run_dir: Path, *, seed: int = 0) -> Comparison:
 
 
 def step_lines(run_dir: Path) -> list[Metrics]:
-    """The metrics of each step. Raises ConfigError when there are too few."""
+    """The metrics of each step that has all that is needed. Raises ConfigError when there are too few."""
     lines = [line for line in read_metrics(run_dir) if "time/step_s" in line]
-    if len(lines) < FEWEST_STEPS:
-        raise ConfigError(f"{run_dir}: {len(lines)} steps were measured; to calibrate and predict takes at least {FEWEST_STEPS}")
-    return lines
+    lacking = [[key for key in NEEDED if not _is_told(line.get(key))] for line in lines]
+    told = [line for line, keys in zip(lines, lacking, strict=True) if not keys]
+    if len(told) < FEWEST_STEPS:
+        without = next((f" with {keys[0]}" for keys in lacking if keys), "")
+        raise ConfigError(
+            f"{run_dir}: {len(told)} steps were measured{without}; to calibrate and predict takes at least {FEWEST_STEPS}"
+        )
+    return told
+
+
+def _is_told(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
 
 
 def supplied(config: RunConfig, lines: Sequence[Metrics]) -> Sequence[Metrics]:
@@ -199,7 +210,8 @@ def _scenario(config: RunConfig, lines: Sequence[Metrics], *, fixed_share: float
 def _workload(config: RunConfig, lines: Sequence[Metrics], verdict_share: float, seed: int) -> Workload:
     algo, cap = config.algo, config.rollout.max_completion_tokens
     completions = algo.groups_per_step * algo.completions_per_group
-    mean = sum(line["tokens/trained"] for line in lines) / len(lines) / completions
+    mean = fmean(line["tokens/trained"] for line in lines) / completions
+    mean = min(max(mean, 1.0), NEARLY * cap)  # lengths have a spread, also where all were cut
     verdict_s = fmean(line["queue/to_grade"] for line in lines) / completions * fmean(line["time/step_s"] for line in lines)
     return Workload(
         completions_per_group=algo.completions_per_group,

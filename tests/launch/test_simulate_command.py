@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from conf.load import read_run
 from conf.schema import ConfigError
+from launch.metrics import read_metrics
 from launch.simulate import measured
 from launch.simulate.__main__ import _config as composed
 from launch.simulate.__main__ import main
 from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
-from launch.simulate.measured import from_run, table
+from launch.simulate.measured import NEEDED, from_run, step_lines, table
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
@@ -256,6 +258,33 @@ def test_a_run_too_short_to_calibrate_on_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]) + "\n")
     with pytest.raises(ConfigError, match="7 steps were measured; to calibrate and predict takes at least 12"):
         from_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", NEEDED[1:])
+@pytest.mark.parametrize("broken", [None, float("nan")])
+def test_steps_without_what_is_needed_are_left_out_and_named_when_too_few_are_left(
+    tmp_path: Path, key: str, broken: float | None
+) -> None:
+    (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
+    whole = [dict(told) for told in read_metrics(DEBUG_RUN)]
+
+    def write(first_broken: int, last_broken: int) -> None:
+        spoilt = [told | {key: broken} if first_broken <= told["step"] <= last_broken else told for told in whole]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(told) + "\n" for told in spoilt))
+
+    write(5, 6)
+    assert [told["step"] for told in step_lines(tmp_path)] == [n for n in range(1, 51) if n not in (5, 6)]
+    write(5, 50)
+    with pytest.raises(ConfigError, match=f"4 steps were measured with {key}; to calibrate and predict takes at least 12"):
+        step_lines(tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [1.0, 96.0])
+def test_run_whose_completions_are_all_as_short_or_as_long_as_can_be_is_calibrated_on(tokens: float) -> None:
+    config = read_run(DEBUG_RUN)
+    lines = [{**line, "tokens/trained": 128 * tokens, "completion/max_tokens": tokens} for line in step_lines(DEBUG_RUN)[:1]]
+    made = measured._workload(config, lines, 1.0, 0)
+    assert made.completion_mean_tokens == pytest.approx(tokens, rel=0.02)
 
 
 def test_a_report_of_fewer_steps_goes_on_as_it_did() -> None:
