@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -26,7 +27,7 @@ from rollout.messages import Answer
 from rollout.queue import NOT_NOW, open_server
 from rollout.rules import Rules
 from rollout.server import LONGEST_MESSAGE_BYTES
-from rollout.types import Batch, Waiting
+from rollout.types import Batch, EngineInfo, Waiting
 from rollout.wire import pack, unpack
 from tests.ports import free_port
 from tests.rollout.builders import segment, verdict
@@ -108,18 +109,29 @@ class Worker(threading.Thread):
         await client.report_segment("w", position.group, position.trajectory, position.offset, done)
 
 
+def graded(trainer: QueueClient, judge: QueueClient, step: int) -> Batch:
+    """The batch of a step, whose completions the judge has graded."""
+    while not isinstance(batch := trainer.take(step, wait_s=0.1), Batch):
+        for work in judge.lease_grading("judge", 8, wait_s=0.0):
+            judge.verdicts("judge", [(work.position, verdict(float(work.position.trajectory)))])
+    return batch
+
+
+def joined(trainer: QueueClient) -> list[EngineInfo]:
+    """The fleet, once the worker is there; a server that was started again hears of it again."""
+    while not (fleet := trainer.fleet()):
+        time.sleep(0.05)
+    return fleet
+
+
 def test_run_in_which_the_server_is_killed_again_and_again_loses_nothing(served):
     worker = Worker(served)
     worker.start()
     seen: list[int] = []
     with served.client("trainer") as trainer, served.client("judge") as judge:
-        while not trainer.fleet():
-            time.sleep(0.05)
-        trainer.published(0, trainer.fleet())
+        trainer.published(0, joined(trainer))
         for step in range(3):
-            while not isinstance(batch := trainer.take(step, wait_s=0.1), Batch):
-                for work in judge.lease_grading("judge", 8, wait_s=0.0):
-                    judge.verdicts("judge", [(work.position, verdict(float(work.position.trajectory)))])
+            batch = graded(trainer, judge, step)
             served.kill()
             served.start()
             again = trainer.take(step, wait_s=1.0)
@@ -131,9 +143,7 @@ def test_run_in_which_the_server_is_killed_again_and_again_loses_nothing(served)
                     assert trajectory.tokens[trajectory.sampled].tolist() == list(range(first, first + 9))
                     assert trajectory.segments == 3 and trajectory.lag(step) <= 1
             worker.version = step + 1
-            while not trainer.fleet():  # the restarted server hears of it again
-                time.sleep(0.05)
-            trainer.advance(step + 1, trainer.fleet())
+            trainer.advance(step + 1, joined(trainer))
         counts = trainer.status()["ledger"]
         worker.over.set()
         worker.join(WAIT_S)
@@ -142,6 +152,48 @@ def test_run_in_which_the_server_is_killed_again_and_again_loses_nothing(served)
     assert counts["trained_tokens"] == 3 * 2 * 2 * 9 and counts["lost_tokens"] == {}
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(WAIT_S) == 0
+
+
+def test_run_whose_ledger_was_damaged_goes_on_to_its_end_in_the_way_that_the_server_says(served):
+    def life(version: int, steps: range) -> dict[str, Any]:
+        """The trainer begins at a version and takes some steps; its checkpoint after each, and the account in the end."""
+        worker = Worker(served)
+        worker.version = version
+        worker.start()
+        with served.client("trainer") as trainer, served.client("judge") as judge:
+            trainer.rewind(version)
+            trainer.published(version, joined(trainer))
+            for step in steps:
+                graded(trainer, judge, step)
+                worker.version = step + 1
+                trainer.advance(step + 1, joined(trainer))
+                if step == 0:
+                    checkpoint = served.run / "checkpoints" / "version-1"
+                    checkpoint.mkdir(parents=True)
+                    record = {"version": 1, "extra": {"ledger": trainer.status()["ledger"]}}
+                    (checkpoint / "kestrel.json").write_text(json.dumps(record))
+            counts = trainer.status()["ledger"]
+            worker.over.set()
+            worker.join(WAIT_S)
+        return counts
+
+    life(0, range(3))
+    served.kill()
+    ledger = served.run / "ledger.db"
+    data = ledger.read_bytes()
+    ledger.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    served.start()
+    _, said = served.process.communicate(timeout=WAIT_S)
+    assert served.process.returncode == 2 and "is damaged" in said
+    _, *words = said[said.index("python -m rollout.new_ledger") :].split()
+    mended = subprocess.check_output([sys.executable, *words], cwd=REPOSITORY, text=True, timeout=WAIT_S)
+    assert "begins anew at version 1" in mended
+    served.start()
+    counts = life(1, range(1, 6))
+    assert counts["trained_tokens"] == 6 * 2 * 2 * 9 and counts["waiting_tokens"] == 0
+    lost = counts["dropped_groups"]["ledger_lost"]
+    assert f"Lost are {lost} groups" in mended and f"with {counts['dropped_tokens']['ledger_lost']} tokens" in mended
+    assert counts["admitted_groups"] == 6 * 2 + lost
 
 
 def test_stranger_is_not_answered_and_does_not_disturb(served, tmp_path):
