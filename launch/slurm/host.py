@@ -64,7 +64,7 @@ class SlurmHost:
         self._running: dict[str, _Running] = {}
         self._orphaned: list[_Running] = []  # steps on lost nodes, whose srun may take a while to end
         self._job = job
-        self._nodes = NodeWatch([node.name for node in job.nodes], where.cluster.heartbeat_s, where.cluster.srun_args)
+        self._nodes = NodeWatch(job.id, [node.name for node in job.nodes], where.cluster.heartbeat_s, where.cluster.srun_args)
         self._deputy: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "SlurmHost":

@@ -1,8 +1,8 @@
 """Which nodes of a Slurm job are still there.
 
-A node is lost when Slurm says that it is down, or when it was silent for `silence_s`: a step over all nodes says each
-one's name every two seconds, through Slurm's own channels, and so needs neither a port nor a file. Slurm alone would
-take minutes on most clusters (SlurmdTimeout).
+A node is lost when Slurm has taken it from the job, as it does when it finds it down, or when it was silent for
+`silence_s`: a step over all nodes says each one's name every two seconds, through Slurm's own channels, and so needs
+neither a port nor a file. Slurm alone would take minutes on most clusters (SlurmdTimeout).
 """
 
 import os
@@ -12,30 +12,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from launch.child import end_group, signal_group, start_guarded
-from launch.slurm.step import beat_command
+from launch.slurm.step import beat_command, nodes_command
 
 POLL_S = 5.0  # between two looks at what Slurm says
 ANSWER_S = 30.0  # for Slurm to say it
 PAUSE_S = 5.0  # a longer time between two looks means that this process was stopped, and all of a suspended job with it
 BEAT_AGAIN_S = 5.0  # before the heartbeat's step is started again, should it end
-DOWN = ("down", "fail")  # `failing` is about to, and works; `unknown` are all for a moment when slurmctld has just started
-FLAGS = "*~#!%$@^-+"  # that Slurm may add to a state
 
 
 class NodeWatch:
     """Watches nodes until they are lost. Times are the monotonic clock's."""
 
-    def __init__(self, nodes: Sequence[str], silence_s: float, srun_args: Sequence[str] = ()) -> None:
-        self._nodes = list(nodes)
+    def __init__(self, job: int, nodes: Sequence[str], silence_s: float, srun_args: Sequence[str] = ()) -> None:
+        self._job, self._nodes = job, list(nodes)
         self._silence_s, self._srun_args = silence_s, srun_args
         self._heard_s: dict[str, float] = {}
         self._listening_s = 0.0  # since when the heartbeat's step runs, and this process too
         self._looked_s = float("inf")
-        self._vouched_s = float("-inf")  # when Slurm last said which nodes are down
+        self._vouched_s = float("-inf")  # when Slurm last said which nodes the job has
         self._beat: _Command | None = None
         self._beat_due_s = 0.0
-        self._states: _Command | None = None
-        self._states_due_s = 0.0
+        self._question: _Command | None = None
+        self._question_due_s = 0.0
 
     def look(self, now: float) -> dict[str, str]:
         """The nodes that are lost since the last look, and why; called several times a second."""
@@ -43,7 +41,7 @@ class NodeWatch:
             self._listening_s = now
         self._looked_s = now
         self._listen(now)
-        lost = self._silent(now) | self._down(now)
+        lost = self._silent(now) | self._taken(now)
         self._nodes = [node for node in self._nodes if node not in lost]
         return lost
 
@@ -59,13 +57,13 @@ class NodeWatch:
 
     def ask_soon(self) -> None:
         """Something happened that a lost node would explain."""
-        self._states_due_s = 0.0
+        self._question_due_s = 0.0
 
     def end(self) -> None:
-        for command in (self._beat, self._states):
+        for command in (self._beat, self._question):
             if command is not None:
                 command.end()
-        self._beat = self._states = None
+        self._beat = self._question = None
 
     def _listen(self, now: float) -> None:
         if self._beat is None:
@@ -93,26 +91,20 @@ class NodeWatch:
         """Whether the heartbeat's present step has spoken."""
         return self._beat is not None and max(self._heard_s.values(), default=0.0) > self._listening_s
 
-    def _down(self, now: float) -> dict[str, str]:
-        if self._states is None:
-            if now >= self._states_due_s:
-                names = ",".join(self._nodes)
-                self._states = _Command(["sinfo", "--noheader", "--Node", "--nodes", names, "--format", "%N %T"], now)
+    def _taken(self, now: float) -> dict[str, str]:
+        if self._question is None:
+            if now >= self._question_due_s:
+                self._question = _Command(nodes_command(self._job), now)
             return {}
-        if self._states.popen.poll() is None and now < self._states.started_s + ANSWER_S:
+        asked = self._question
+        if asked.popen.poll() is None and now < asked.started_s + ANSWER_S:
             return {}
-        answered = self._states.popen.returncode == 0
-        down = down_nodes(self._states.lines())
-        self._vouched_s = self._states.started_s if answered else self._vouched_s
-        self._states.end()
-        self._states, self._states_due_s = None, now + POLL_S
-        return {node: f"Slurm says {state}" for node, state in down.items() if node in self._nodes}
-
-
-def down_nodes(lines: Sequence[str]) -> dict[str, str]:
-    """Of lines `node state`, as sinfo prints them, those nodes on which nothing can run."""
-    pairs = (line.split() for line in lines)
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].rstrip(FLAGS) in DOWN}
+        kept = asked.lines() if asked.popen.returncode == 0 else self._nodes
+        if asked.popen.returncode == 0:
+            self._vouched_s = asked.started_s
+        asked.end()
+        self._question, self._question_due_s = None, now + POLL_S
+        return {node: "Slurm took it from the job" for node in self._nodes if node not in kept}
 
 
 class _Command:

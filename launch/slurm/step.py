@@ -105,6 +105,16 @@ def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[st
     return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", *srun_args, "bash", "-c", loop]
 
 
+def nodes_command(job: int) -> list[str]:
+    """Says the nodes that a running job has, one a line; fails while the job does not run.
+
+    A job with --no-kill lives on without a node that went down, and never gets it back. What Slurm says of the node itself
+    is less sure: `sinfo` may still call it `mixed` (seen with 22.05), and one that comes back soon is well again.
+    """
+    asked = 'nodes=$(squeue --noheader --states=running --jobs="$0" --format=%N)'
+    return ["bash", "-c", f'{asked} && [[ $nodes ]] && scontrol show hostnames "$nodes"', str(job)]
+
+
 def deputy_command(job: int, nodes: Sequence[str], *, restarts: int, requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
     """A step on a few nodes that looks after the first one, where the batch script runs (deputy.sh).
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from launch.doctor.node import port_is_free
+from launch.slurm.step import nodes_command
 from tests.launch.slurm_cluster import SlurmCluster, until
 from tests.launch.slurm_stand_ins import HOLD, PROJECT, environment, write_stand_ins
 
@@ -260,6 +262,27 @@ def test_two_runs_on_the_same_nodes_do_not_disturb_each_other(slurm: SlurmCluste
         run.complete()
         assert run.steps() == list(range(1, STEPS + 1))
         assert run.lines("trainer") == ["n1 n2"]
+
+
+def test_a_job_that_shares_its_nodes_knows_at_once_which_one_slurm_took_from_it(mended: SlurmCluster, tmp_path: Path) -> None:
+    def nodes(job: int) -> list[str]:
+        try:
+            return mended.run(*nodes_command(job)).split()
+        except subprocess.CalledProcessError:
+            return []
+
+    shared = ("--nodes=4", "--no-kill", "--oversubscribe", "--gpus-per-node=4", "--cpus-per-task=8", "--no-requeue")
+    jobs = [mended.sbatch(*shared, f"--output={tmp_path}/%j", "--wrap", "sleep 600") for _ in range(2)]
+    for job in jobs:
+        mended.wait(job, {"RUNNING"}, DEADLINE_S)
+        assert nodes(job) == list(mended.nodes)
+    mended.kill_node("n3")
+    assert [nodes(job) for job in jobs] == [["n1", "n2", "n4"]] * 2
+    mended.mend_node("n3")
+    assert [nodes(job) for job in jobs] == [["n1", "n2", "n4"]] * 2
+    mended.run("scancel", *map(str, jobs))
+    mended.wait(jobs[0], {"CANCELLED"}, DEADLINE_S)
+    assert [nodes(job) for job in jobs] == [[], []]
 
 
 def test_jobs_that_share_their_nodes_have_gpus_of_their_own_on_each(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.placement import Node, Process, place
 from launch.slurm.job import Probed, SlurmError, given_gpus, parse_addresses, parse_duration_s, read_probe
-from launch.slurm.nodes import NodeWatch, down_nodes
+from launch.slurm.nodes import NodeWatch
 from launch.slurm.probe import listening
 from launch.slurm.step import DEPUTY, Where, beat_command, deputy_command, everywhere_command, exit_code, step_command, step_id
 
@@ -142,22 +142,47 @@ def test_heartbeat_says_each_node() -> None:
     beat.wait()
 
 
-def test_states_on_which_nothing_can_run_count_as_down() -> None:
-    lines = ["n1 allocated", "n2 down", "n3 down*", "n4 allocated*", "n5 draining", "n6 fail*", "n7 mixed", "", "error: x y z"]
-    lines += ["n8 failing", "n9 failing*", "n10 unknown", "n11 idle", "n12 down~"]
-    assert down_nodes(lines) == {"n2": "down", "n3": "down*", "n6": "fail*", "n12": "down~"}
+ALL_WELL = {"squeue": "echo 'n[1-3]'", "scontrol": "echo n1; echo n2; echo n3"}
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "scontrol", "lost"),
+    [
+        ("echo 'n[1,3]'", 'echo "${3/n\\[1,3\\]/n1 n3}" | tr " " "\\n"', ["n2"]),
+        ("echo 'n[1-3]'", ALL_WELL["scontrol"], []),
+        ("true", "echo n1", []),  # the job does not run: suspended, or about to end and handing back its nodes
+        ("echo Invalid job id specified; exit 1", "echo n1", []),
+        ("echo 'n[1,3]'", "echo n1; exit 1", []),
+    ],
+)
+def test_node_that_slurm_took_from_the_running_job_is_lost(
+    squeue: str, scontrol: str, lost: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, srun="exec sleep 60", squeue=f"echo . >>{tmp_path}/asked; {squeue}", scontrol=scontrol)
+    monkeypatch.setattr("launch.slurm.nodes.POLL_S", 0.1)
+    watch, found = NodeWatch(7, ["n1", "n2", "n3"], silence_s=60.0), dict[str, str]()
+    deadline = time.monotonic() + 20
+    try:
+        while not found and not ((tmp_path / "asked").exists() and len((tmp_path / "asked").read_text()) > 6):
+            assert time.monotonic() < deadline
+            found = watch.look(time.monotonic())
+            time.sleep(0.05)
+    finally:
+        watch.end()
+    assert found == dict.fromkeys(lost, "Slurm took it from the job")
 
 
 def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for srun and sinfo: n2 speaks once, n3 never; Slurm says that all are well."""
-    for name, script in (
-        ("srun", "echo n1; echo n2; while sleep 0.1; do echo n1; done"),
-        ("sinfo", "for node in n1 n2 n3; do echo $node allocated; done"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    watch, lost = NodeWatch(["n1", "n2", "n3"], silence_s=1.0), dict[str, str]()
+    """n2 speaks once, n3 never; Slurm says that all are well."""
+    stand_in(tmp_path, monkeypatch, srun="echo n1; echo n2; while sleep 0.1; do echo n1; done", **ALL_WELL)
+    watch, lost = NodeWatch(7, ["n1", "n2", "n3"], silence_s=1.0), dict[str, str]()
     deadline = time.monotonic() + 20
     try:
         while not lost and time.monotonic() < deadline:
@@ -172,14 +197,13 @@ def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path
 
 
 def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, script in (
-        ("srun", f"while sleep 0.1; do [ -e {tmp_path}/suspended ] || echo n1; [ -e {tmp_path}/dead ] || echo n2; done"),
-        ("sinfo", "for node in n1 n2; do echo $node allocated; done"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    watch, suspended_s = NodeWatch(["n1", "n2"], silence_s=30.0), 0.0
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        srun=f"while sleep 0.1; do [ -e {tmp_path}/suspended ] || echo n1; [ -e {tmp_path}/dead ] || echo n2; done",
+        **ALL_WELL,
+    )
+    watch, suspended_s = NodeWatch(7, ["n1", "n2"], silence_s=30.0), 0.0
 
     def look() -> dict[str, str]:
         time.sleep(0.05)
@@ -212,16 +236,15 @@ def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: 
 
 def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """srun's first step ends soon, and the second never speaks; Slurm says that all are well."""
-    for name, script in (
-        ("srun", f"[ -e {tmp_path}/second ] && exec sleep 60; touch {tmp_path}/second; echo n1; echo n2; sleep 0.2"),
-        ("sinfo", "for node in n1 n2; do echo $node allocated; done"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        srun=f"[ -e {tmp_path}/second ] && exec sleep 60; touch {tmp_path}/second; echo n1; echo n2; sleep 0.2",
+        **ALL_WELL,
+    )
     monkeypatch.setattr("launch.slurm.nodes.BEAT_AGAIN_S", 0.1)
     monkeypatch.setattr("launch.slurm.nodes.POLL_S", 0.5)
-    watch = NodeWatch(["n1", "n2"], silence_s=0.5)
+    watch = NodeWatch(7, ["n1", "n2"], silence_s=0.5)
     happened = time.monotonic() + 2.0  # the second step is silent by then
     try:
         while watch.heard_s() <= happened and time.monotonic() < happened + 20:
