@@ -31,7 +31,8 @@ from conf.presets import check_names, check_presets, experiments
 from conf.schema import ConfigError, RunConfig
 from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from launch.prepare import PrepareError
-from launch.run import dry_run, execute, with_device
+from launch.run import dry_run, execute
+from launch.site import with_device
 from launch.slurm.job import SlurmError, second_life
 from launch.supervise import RunFailed
 from launch.sweep import Job, State, read_jobs, recorded

@@ -1,52 +1,36 @@
 """One run from start to end: prepare, check, place, start, watch, report."""
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from conf.load import as_yaml
-from conf.schema import ConfigError, RunConfig
+from conf.schema import RunConfig
 from launch.costs import costs
 from launch.doctor.examine import check_before_start
-from launch.doctor.node import port_is_free
 from launch.doctor.problems import check_files
 from launch.lifecycle import End, Lifecycle, Outcome, Rules
-from launch.local import LocalHost
 from launch.metrics import read_metrics
-from launch.placement import Node, Process, cuda_devices, describe, place, trainer_ranks
+from launch.placement import Node, Process, describe, place, trainer_ranks
 from launch.port_claims import PortClaims
 from launch.ports import choose_base_port
-from launch.prepare import PROJECT, RECIPES, prepare
+from launch.prepare import RECIPES, prepare
 from launch.progress import Progress
 from launch.recovery import Recoveries
 from launch.report import write_report
 from launch.run_dir import check_run_dir, held
 from launch.shown import Shown
-from launch.slurm.host import SlurmHost
-from launch.slurm.job import Job, SlurmError, given_gpus, in_batch_job, probe, requeue, this_job
-from launch.slurm.step import Where
+from launch.site import Site, planned_nodes, site_of
+from launch.slurm.job import Job, SlurmError, requeue
 from launch.summary import outcome, summary
-from launch.supervise import Host, Interrupted, RunFailed, Signals, supervise
+from launch.supervise import Interrupted, RunFailed, Signals, supervise
 from rollout.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
-LOOPBACK = "127.0.0.1"
 DEAD_LAUNCHER_S = 180.0  # for a file system to notice that the node of the job's earlier life is dead: NFS takes 90 s and more
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Site:
-    """Where a run takes place."""
-
-    nodes: list[Node]
-    host: Callable[[Path], Host]  # from the folder of the logs
-    is_free: Callable[[int], bool]  # a port
-    job: Job | None = None  # of Slurm
 
 
 def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resumed: bool, out: TextIO | None) -> float:
@@ -74,7 +58,7 @@ def _execute(
 
     started_s = time.monotonic()
     check_run_dir(run_dir, resumed=resumed)
-    site = _site(config)
+    site = site_of(config)
     if site.job is not None and len(site.nodes) != config.cluster.nodes:
         planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
         say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
@@ -113,7 +97,7 @@ def _report(run_dir: Path, say: Callable[[str], None]) -> None:
         say(f"warning: the run has no report: {error}")
 
 
-def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: _Site, progress: Progress, signals: Signals) -> End:
+def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: Site, progress: Progress, signals: Signals) -> End:
     recoveries = Recoveries(run_dir, progress.say)
 
     def tick() -> None:
@@ -181,30 +165,6 @@ def newest_checkpoint(folder: Path) -> int:
     return max((int(version) for version in versions if version.isdigit()), default=0)
 
 
-def _site(config: RunConfig) -> _Site:
-    """Raises ConfigError, SlurmError."""
-    if config.cluster.kind == "local":
-        _check_local(config)
-        return _Site(nodes=local_nodes(config), host=LocalHost, is_free=port_is_free)
-    job = this_job(config.cluster.gpus_per_node)
-    probed = probe(job.nodes, config.cluster.srun_args)
-    nodes = given_gpus(job.nodes, probed) if config.cluster.device == "cuda" else job.nodes
-
-    def host(log_dir: Path) -> SlurmHost:
-        return SlurmHost(job, Where(cluster=config.cluster, folders=(Path.cwd(), PROJECT, log_dir.parent)), log_dir)
-
-    return _Site(nodes=list(nodes), host=host, is_free=lambda port: port not in probed.taken, job=job)
-
-
-def _check_local(config: RunConfig) -> None:
-    """Raises ConfigError."""
-    if config.cluster.nodes != 1:
-        raise ConfigError(
-            f"cluster.nodes={config.cluster.nodes}: with cluster.kind=local a run has this machine only; "
-            "dry_run=true shows the placement of a larger one, sbatch launch/kestrel_256.sh starts it"
-        )
-
-
 def dry_run(config: RunConfig) -> str:
     """Placement, configuration and, last, what it comes to: of a run on whatever machine; nothing is made or started."""
     run_dir = Path(config.output) / config.name
@@ -212,50 +172,6 @@ def dry_run(config: RunConfig) -> str:
     nodes = planned_nodes(config)
     placed = place(config, run_dir, nodes, base_port)
     return f"{describe(placed)}\n\n{as_yaml(config)}\n{'processes':<12} {_size(config, nodes)}\n{costs(config)}"
-
-
-def nodes_at_hand(config: RunConfig) -> list[Node]:
-    """Those of the Slurm job that this process is in, if the run is for one; else as planned. Raises ConfigError, SlurmError."""
-    if config.cluster.kind == "local":
-        _check_local(config)
-    if config.cluster.kind == "slurm" and in_batch_job():
-        return list(this_job(config.cluster.gpus_per_node).nodes)
-    return planned_nodes(config)
-
-
-def planned_nodes(config: RunConfig) -> list[Node]:
-    """This machine, or stand-ins for the nodes of a larger run."""
-    count = config.cluster.nodes
-    if count == 1:
-        return local_nodes(config)
-    return [Node(name=f"node-{n:03d}", address=f"node-{n:03d}", gpus=config.cluster.gpus_per_node) for n in range(count)]
-
-
-def local_nodes(config: RunConfig) -> list[Node]:
-    """This machine, with those of its GPUs that the launcher was given. Raises ConfigError."""
-    gpus, visible = config.cluster.gpus_per_node or gpus_found(), visible_gpus() or ()
-    if visible and gpus > len(visible):
-        raise ConfigError(f"cluster.gpus_per_node={gpus}, but CUDA_VISIBLE_DEVICES={','.join(visible)} leaves {len(visible)}")
-    return [Node(name=os.uname().nodename, address=LOOPBACK, gpus=gpus, visible=visible)]
-
-
-def gpus_found() -> int:
-    visible = visible_gpus()
-    return len(visible if visible is not None else list(Path("/proc/driver/nvidia/gpus").glob("*")))
-
-
-def visible_gpus() -> tuple[str, ...] | None:
-    """The names in CUDA_VISIBLE_DEVICES, by which whoever started this gave it a share of the machine; None: no word of it."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if said is None else cuda_devices(said)
-
-
-def with_device(config: RunConfig) -> RunConfig:
-    """`cluster.device=auto` made definite: the GPUs when there are any."""
-    if config.cluster.device != "auto":
-        return config
-    device = "cuda" if config.cluster.gpus_per_node or gpus_found() else "cpu"
-    return replace(config, cluster=replace(config.cluster, device=device))
 
 
 def _size(config: RunConfig, nodes: Sequence[Node]) -> str:

@@ -25,8 +25,8 @@ from launch.doctor.finding import Finding, Level
 from launch.doctor.node import port_is_free
 from launch.placement import place
 from launch.ports import choose_base_port
-from launch.run import nodes_at_hand, with_device
 from launch.run_dir import check_run_dir
+from launch.site import nodes_at_hand, with_device
 from launch.slurm.job import SlurmError
 
 FAST = "--fast"

@@ -15,7 +15,7 @@ from conf.schema import ConfigError
 from launch.doctor.node import gpus
 from launch.layout.fit import fit
 from launch.plan.inputs import read_model
-from launch.run import visible_gpus
+from launch.site import visible_gpus
 
 ASKED_WRONGLY = 2
 MULTIRUN = ("-m", "--multirun")

@@ -87,7 +87,7 @@ def test_one_gpu_cannot_be_shared(gpus: int) -> None:
 @pytest.mark.parametrize("gpus", range(2, 9))
 def test_overrides_make_a_run_that_is_placed_on_these_gpus(gpus: int) -> None:
     from launch.placement import place
-    from launch.run import local_nodes
+    from launch.site import local_nodes
 
     overrides = fit(gpus, H100, DEBUG, 768).overrides
     config = configuration("debug", *overrides)

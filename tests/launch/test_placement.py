@@ -9,7 +9,7 @@ import rollout.__main__
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.placement import Node, Restart, TooFewNodes, describe, place
 from launch.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
-from launch.run import gpus_found, local_nodes
+from launch.site import gpus_found, local_nodes
 
 HERE = [Node(name="here", address="127.0.0.1")]
 RUN = Path("outputs/r")

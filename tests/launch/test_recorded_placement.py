@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_module
 from conf.load import register, to_run_config
 from conf.schema import RunConfig
 from launch.placement import Node, describe, place
-from launch.run import dry_run, planned_nodes
+from launch.run import dry_run
+from launch.site import planned_nodes
 
 PROJECT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "placements"
