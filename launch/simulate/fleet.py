@@ -178,6 +178,12 @@ class SimulatedFleet:
                 self._schedule(engine)
             return
 
+    def totals(self) -> tuple[float, float]:
+        """Idle seconds and sampled tokens of all engines until now."""
+        for engine in self.engines:
+            engine.advance(self._events.now_s)
+        return sum(engine.idle_s for engine in self.engines), sum(engine.tokens for engine in self.engines)
+
     # Weights.
 
     def begin_push(self, version: int, resume_s: float) -> None:

@@ -21,7 +21,8 @@ def write_page(result: Result, report: Report, path: Path, *, steps: int) -> Non
 
 
 def drawings(result: Result, report: Report) -> list[Drawing]:
-    steps, engines = result.steps, len(result.engines)
+    last_time = {step.step: step for step in result.steps}  # of those that were done again after a failure
+    steps, engines = [last_time[number] for number in sorted(last_time)], len(result.engines)
     phases = {name: [(s.step, getattr(s, key)) for s in steps] for name, key in PHASES.items()}
     idle: Series = {
         "trainer": [(s.step, (s.wait_s + s.drain_s) / s.step_s) for s in steps],

@@ -148,9 +148,7 @@ class Trainer:
     def _step_ended(self) -> None:
         now_s, step = self._events.now_s, self._step
         step.end_s = now_s
-        for engine in self._fleet.engines:
-            engine.advance(now_s)
-        idle_s, tokens = sum(e.idle_s for e in self._fleet.engines), sum(e.tokens for e in self._fleet.engines)
+        idle_s, tokens = self._fleet.totals()
         step.engine_idle_s, step.generated_tokens = idle_s - self._before[0], tokens - self._before[1]
         self._before = (idle_s, tokens)
         self.steps.append(step)
@@ -196,6 +194,7 @@ class Trainer:
         self.version = self.durable_version
         self._fleet.hand_in()
         ledger.apply(*ledger.rewind(self.version))
+        self._before = self._fleet.totals()  # while the trainer was down is no part of a step
         self._step = Step(step=self.version + 1, begin_s=self._events.now_s)
         self.begin()
 

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import ConfigError
+from launch.drawing import Dot
 from launch.simulate.engine import Engine, Flight
 from launch.simulate.events import Events
+from launch.simulate.plot import drawings
 from launch.simulate.report import report_of, text
 from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
 from launch.simulate.segments import segment
@@ -302,6 +304,24 @@ def test_a_lost_trainer_node_goes_back_to_the_checkpoint_and_generates_nothing_t
     assert again.wait_s == 0
     assert result.seconds > undisturbed.seconds + 4.0
     assert result.engine_lost_tokens == 0
+
+
+def test_no_engine_is_idle_for_longer_than_a_step_whatever_fails() -> None:
+    base = scenario(steps=12)
+    result = simulate(replace(base, failures=replace(base.failures, node_mtbf_s=60.0, trainer_restart_s=40.0, seed=2)))
+    assert {failure.of for failure in result.failures} == {"trainer", "rollout"}
+    for step in result.steps:
+        assert -1e-6 <= step.engine_idle_s <= len(result.engines) * step.step_s + 1e-6
+        assert step.generated_tokens >= 0
+
+
+def test_steps_done_again_are_drawn_once() -> None:
+    base = scenario(steps=10)
+    at_s = simulate(base).steps[5].end_s - 0.6
+    result = simulate(replace(base, failures=replace(base.failures, planned=((at_s, 2),))))
+    assert len(result.steps) == 11
+    idle = drawings(result, report_of(result))[1]
+    assert len([shape for shape in idle.shapes if isinstance(shape, Dot)]) == 2 * 10  # trainer and engines
 
 
 def test_a_run_that_cannot_move_says_so_with_who_waits_for_what() -> None:
