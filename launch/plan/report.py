@@ -11,7 +11,7 @@ from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
 from launch.plan.lines import Line, count, gb, several, total
 from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
-from launch.plan.search import Plan
+from launch.plan.search import Plan, Search
 from launch.plan.study import STATED, Study, longest_by_concurrency
 from launch.plan.table import table
 from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, WEIGHT_BYTES, stage_parameters
@@ -195,27 +195,18 @@ def runners_up(study: Study) -> str:
         for cost in search.trainers(best.training.layout.gpus)[1:5]:
             worse = _what_grew(best.training.lines, cost.lines)
             rows.append((f"trainer {cost.layout}", f"{cost.step_s:.1f}", f"{cost.step_s / best.training.step_s - 1:+.1%}", worse))
-        for tp in engine_tps(search.speed):
-            if tp == best.generation.fleet.tp:
-                continue
-            other = search.best_with(engine_tp=tp)
-            if other is None:
-                room = search.speed.kv_tokens(tp)
-                fits = f"{room:,.0f} tokens of cache" if room > 0 else "no room beside the weights"
-                rows.append(
-                    (f"engines of TP{tp}", "-", "-", f"{fits}; the longest completion is {study.workload.longest_tokens:.0f}")
-                )
-            else:
-                rows.append(
-                    (
-                        f"engines of TP{tp}",
-                        f"{other.step_s:.1f}",
-                        f"{other.step_s / best.step_s - 1:+.1%}",
-                        f"{other}: {other.limit}",
-                    )
-                )
+        rows += [_other_engines(study, search, tp) for tp in engine_tps(search.speed) if tp != best.generation.fleet.tp]
         parts.append(table((name, "s", "slower", "why"), rows))
     return "\n\n".join(parts)
+
+
+def _other_engines(study: Study, search: Search, tp: int) -> tuple[str, str, str, str]:
+    name = f"engines of TP{tp}"
+    if other := search.best_with(engine_tp=tp):
+        return name, f"{other.step_s:.1f}", f"{other.step_s / search.best.step_s - 1:+.1%}", f"{other}: {other.limit}"
+    room = search.speed.kv_tokens(tp)
+    fits = f"{room:,.0f} tokens of cache" if room > 0 else "no room beside the weights"
+    return name, "-", "-", f"{fits}; the longest completion is {study.workload.longest_tokens:.0f}"
 
 
 def _what_grew(best: Sequence[Line], other: Sequence[Line]) -> str:
