@@ -132,7 +132,7 @@ def drive(folder: Path, *, groups: int, staleness: int, warm_steps: int, **load:
 
 
 def reference_s() -> float:
-    """CPU seconds of a plain loop: 0.35 to 0.5 on a free core of a present server."""
+    """CPU seconds of a plain loop: 0.3 to 0.5 on a free core of a present server."""
     began_s = time.process_time()
     total = 0
     for i in range(10_000_000):

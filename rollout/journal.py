@@ -89,38 +89,40 @@ class Journal:
     def read(self) -> Iterator[Change]:
         """What `Ledger.replay` needs: the last `Durable` first, and of the groups in a batch no more than the batch says.
 
-        All that is there is checked. Raises JournalError for any damage.
+        All that is there is checked before any of it is given. Raises JournalError for any damage.
         """
         with self._errors("read"):
-            damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            if damage != "ok":
-                raise self._damaged(str(damage).splitlines()[-1])
+            self._check()
             yield from self._changes("WHERE group_index IS NULL AND kind = 'Durable'")
-            taken = self._changes("WHERE group_index IS NULL AND kind = 'Taken'")
-            in_batches = {account.group for batch in taken if isinstance(batch, Taken) for account in batch.groups}
-            expected, found = self._rows(), 0
-            for kind, group, body in self._checked("ORDER BY seq"):
-                found += 1
-                if group not in in_batches and kind != "Durable":
-                    yield unpack(CHANGES[kind], body)
-            if found != expected:
-                raise self._damaged(f"{expected} changes were written, {found} are there")
+            batches = self._changes("WHERE group_index IS NULL AND kind = 'Taken'")
+            taken = [account.group for batch in batches if isinstance(batch, Taken) for account in batch.groups]
+            others = "group_index IS NULL OR group_index NOT IN (SELECT value FROM json_each(?))"
+            yield from self._changes(f"WHERE kind != 'Durable' AND ({others}) ORDER BY seq", json.dumps(taken))
+
+    def _check(self) -> None:
+        """Each change by its checksum, all by their number, and what finds them by SQLite's own check."""
+        expected, found = self._rows(), sum(1 for _ in self._checked("ORDER BY seq"))
+        if found != expected:
+            raise self._damaged(f"{expected} changes were written, {found} are there")
+        damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise self._damaged(str(damage).splitlines()[-1])
 
     def group(self, index: int) -> Iterator[Change]:
         """All that is recorded of a group, in order. Raises JournalError."""
         with self._errors("read"):
             yield from self._changes("WHERE group_index = ? ORDER BY seq", index)
 
-    def _changes(self, where: str, *values: int) -> Iterator[Change]:
-        for kind, _, body in self._checked(where, *values):
+    def _changes(self, where: str, *values: int | str) -> Iterator[Change]:
+        for kind, body in self._checked(where, *values):
             yield unpack(CHANGES[kind], body)
 
-    def _checked(self, where: str, *values: int) -> Iterator[tuple[str, int | None, bytes]]:
-        """The kind, group and body of changes, each as it was written."""
+    def _checked(self, where: str, *values: int | str) -> Iterator[tuple[str, bytes]]:
+        """The kind and body of changes, each as it was written."""
         for *place, crc, body in self._db.execute(f"SELECT seq, kind, group_index, step, crc, body FROM changes {where}", values):
             if not isinstance(body, bytes) or _checksum(place, body) != crc:
                 raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
-            yield place[1], place[2], body
+            yield place[1], body
 
     def append(self, changes: Iterable[Change]) -> None:
         self._pending.extend(changes)

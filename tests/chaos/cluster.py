@@ -25,6 +25,7 @@ from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, Rollo
 from rollout.client import QueueClient, QueueError
 from rollout.decoder import decoder
 from rollout.keys import RunKeys
+from rollout.queue import NOT_NOW
 from rollout.rendered import rendered
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather
@@ -112,7 +113,9 @@ class Cluster:
         return [
             # It ends by itself where its disk is full.
             Member(
-                name="queue", argv=("-m", "rollout.queue", "--run", str(self.run), "--bind", self.endpoint), forgiven=(KILLED, 1)
+                name="queue",
+                argv=("-m", "rollout.queue", "--run", str(self.run), "--bind", self.endpoint),
+                forgiven=(KILLED, NOT_NOW),
             ),
             *workers,
             Member(name="judge", argv=("-m", "reward", *run, self.links["judge"].endpoint)),
