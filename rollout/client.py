@@ -70,7 +70,7 @@ class _Dialect:
 
     def _read(self, request: Any, answer: m.Answer) -> Any:
         if answer.error:
-            kind = {"stalled": Stalled}.get(answer.error, Refused)
+            kind = Stalled if answer.error == "stalled" else Refused
             raise kind(f"{type(request).__name__}: {answer.value}")
         try:
             return decode(request.answer, answer.value)
