@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import psutil
 import pytest
+
+from launch.metrics import METRICS_FILE, Metrics, MetricsFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -60,9 +61,8 @@ def find(launcher: subprocess.Popen[str], *words: str) -> list[psutil.Process]:
     return found
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def metrics(run: Path) -> list[Metrics]:
+    return MetricsFile(run / METRICS_FILE, from_start=True).new_lines()
 
 
 def wait_until(what: str, true: Callable[[], bool], launcher: subprocess.Popen[str], output: Path) -> None:

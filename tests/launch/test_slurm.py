@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from launch.doctor.node import port_is_free
+from launch.metrics import METRICS_FILE, MetricsFile
 from launch.slurm.step import nodes_command
 from tests.launch.slurm_cluster import SlurmCluster, until
 from tests.launch.slurm_stand_ins import HOLD, PROJECT, environment, write_stand_ins
@@ -41,7 +42,7 @@ class Run:
         return path.read_text().splitlines() if path.exists() else []
 
     def steps(self) -> list[int]:
-        return [json.loads(line)["step"] for line in self.lines("metrics.jsonl")]
+        return [line["step"] for line in MetricsFile(self.dir / METRICS_FILE, from_start=True).new_lines()]
 
     def said(self) -> str:
         path = self.folder / f"kestrel-{self.job}.log"

@@ -28,6 +28,7 @@ from aiohttp import web
 from conf.check import check
 from conf.load import write_run
 from conf.schema import RunConfig
+from launch.metrics import METRICS_FILE, Metrics, MetricsFile
 from rollout.client import AsyncQueueClient, QueueClient
 from rollout.engine_client import EngineClient
 from rollout.keys import RunKeys
@@ -105,9 +106,8 @@ class Run:
     def endpoint(self) -> str:
         return f"tcp://127.0.0.1:{self.first_port}"
 
-    def metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def metrics(self) -> list[Metrics]:
+        return MetricsFile(self.path / METRICS_FILE, from_start=True).new_lines()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The last ones, from hf/."""
