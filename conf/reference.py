@@ -15,12 +15,11 @@ from typing import Any, get_type_hints
 import omegaconf
 
 from conf import schema
-from conf.check import CHOICES
 from conf.schema import RunConfig
 
 FOLDER = Path(__file__).parent
-FIELD = re.compile(r"^    (?P<name>\w+): [^#]*?(?:#\s*(?P<comment>.*))?$")
-CLASS = re.compile(r"^class (\w+)")
+# A field on one line, or with its default on the next one, where the formatter put it.
+FIELD = re.compile(r"^class (?P<owner>\w+)|^    (?P<name>\w+): [^#\n]*(?:\(\n +[^#\n]*)?# *(?P<comment>.*)$", re.MULTILINE)
 HEAD = """# Settings
 
 Made by `python -m conf.reference conf/README.md` from [schema.py](schema.py) and the YAML files: write there. Any key can be
@@ -66,19 +65,16 @@ def _settings(kind: type, prefix: str) -> Iterator[Setting]:
             yield from _settings(hint, f"{key}.")  # type: ignore[arg-type]
             continue
         meaning = comments.get((kind.__name__, item.name), "")
-        allowed = CHOICES.get(key)
-        if allowed and not all(choice in meaning for choice in allowed if choice):
-            meaning = f"{' | '.join(map(str, allowed))}: {meaning}"
         yield Setting(key=key, type=_type_name(hint), default=_default(item), meaning=meaning)
 
 
 def _comments() -> dict[tuple[str, str], str]:
     """(class, field) -> the comment behind the field."""
     found, owner = {}, ""
-    for line in Path(schema.__file__).read_text().splitlines():
-        if match := CLASS.match(line):
-            owner = match[1]
-        elif (match := FIELD.match(line)) and match["comment"]:
+    for match in FIELD.finditer(Path(schema.__file__).read_text()):
+        if match["owner"]:
+            owner = match["owner"]
+        else:
             found[owner, match["name"]] = match["comment"]
     return found
 
