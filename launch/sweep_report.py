@@ -17,6 +17,7 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launch.charts import Axis, chart
 from launch.drawing import Drawing, write_sheet
@@ -88,7 +89,7 @@ def table(rows: Sequence[Row]) -> Table:
     for title in titles:
         shown.add_column(title, justify="left" if title == "state" else "right", no_wrap=True)
     for one in rows:
-        shown.add_row(*cells(one, rows), style="" if one.complete else "red")
+        shown.add_row(*map(Text, cells(one, rows)), style="" if one.complete else "red")
     return shown
 
 
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = f"{sum(one.complete for one in rows)} of {len(rows)} jobs are done"
         write_sheet(figures, 2, options.sweep / PNG, title=f"Sweep {options.sweep.name}: {done}")
         written.append(options.sweep / PNG)
-    console.print("\n".join(map(str, written)))
+    console.print("\n".join(map(str, written)), markup=False)
     return 0
 
 

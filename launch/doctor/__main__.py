@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from conf.load import composed, read_resumed, to_run_config
 from conf.presets import check_presets
@@ -48,7 +49,7 @@ def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
     console.print(table(findings))
     worst = max((finding.level for _, finding in findings), default=Level.OK)
     counts = {level: sum(f.level is level for _, f in findings) for level in Level}
-    console.print(", ".join(f"{count} {level}" for level, count in counts.items() if count))
+    console.print(", ".join(f"{n} {level}{'s' * (level >= Level.WARNING and n > 1)}" for level, n in counts.items() if n))
     return worst < Level.FAILURE
 
 
@@ -57,8 +58,8 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
     for title in ("check", "", "found", "what to do"):
         shown.add_column(title, overflow="fold")
     for name, finding in findings:
-        colour = COLOURS[finding.level]
-        shown.add_row(name, f"[{colour}]{finding.level}[/]", finding.said, finding.remedy)
+        # As texts: Rich takes [words] in a string for its own marks, and leaves them out.
+        shown.add_row(name, Text(str(finding.level), COLOURS[finding.level]), Text(finding.said), Text(finding.remedy))
     return shown
 
 

@@ -67,6 +67,11 @@ class Case:
     def on_gpus(self) -> bool:
         return self.config.cluster.device == "cuda"
 
+    @property
+    def asked_any(self) -> bool:
+        """Whether a node of the run has answered; outside of its Slurm job it is another machine that does."""
+        return not {process.node for process in self.processes}.isdisjoint(node.node for node in self.nodes)
+
     def made_later(self, path: str) -> bool:
         """Whether the launch will make what is not there yet."""
         return not Path(path).exists() and makes(RECIPES[self.config.model.prepare], path)
@@ -97,7 +102,7 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
         {
             "node": processes[0].node if config.cluster.kind == "local" else "",
             "canary": str(existing(run_dir).resolve()),
-            "paths": [str(Path(path).resolve()) for path in _inputs(config) if Path(path).exists()],
+            "paths": [str(Path(path).resolve()) for path in inputs(config) if Path(path).exists()],
             "ports": sorted({port for process in processes for port in process.ports.values()}),
             "packages": pinned_packages(),
         }
@@ -122,7 +127,7 @@ def existing(path: Path) -> Path:
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
 
 
-def _inputs(config: RunConfig) -> Iterator[str]:
+def inputs(config: RunConfig) -> Iterator[str]:
     """What every node must see as this machine does; what is not even here is for other checks to say."""
     yield config.model.path
     yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)

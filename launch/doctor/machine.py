@@ -1,8 +1,9 @@
 """Checks of the nodes: GPUs, limits, memory, clocks, ports, and the folder that they share."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from launch.doctor.case import Case, Node
+from launch.doctor.case import Case, Node, inputs
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning, worst
 from launch.doctor.node import UNLIMITED
 from launch.doctor.storage import WEIGHT_BYTES
@@ -17,6 +18,7 @@ CPU_RANK_BYTES, CPU_ENGINE_BYTES = 0.7e9, 1.5e9  # of the debug model, beside th
 OVERCOMMIT_NEVER = 2
 USED_GPU_MB = 1024
 SKEW_S = (2.0, 60.0)  # warns, fails
+NONE_ASKED = "no node of the run was asked"
 
 
 def nodes_asked(case: Case) -> Finding:
@@ -35,8 +37,8 @@ def gpus(case: Case) -> Finding:
     """Every node sees the GPUs that its processes get, and nobody else uses them."""
     if not case.on_gpus:
         return skipped("cluster.device=cpu")
-    if not {p.node for p in case.processes} & {node.node for node in case.nodes}:
-        return skipped("no node of the run was asked")
+    if not case.asked_any:
+        return skipped(NONE_ASKED)
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:
@@ -100,7 +102,7 @@ def memory(case: Case) -> Finding:
     needed = {node: _needed_bytes(case, node) for node in dict.fromkeys(p.node for p in case.processes)}
     asked = [node for node in case.nodes if node.node in needed]
     if not asked:
-        return skipped(f"no node of the run was asked; one needs about {max(needed.values(), default=0) / 1e9:.0f} GB")
+        return skipped(f"{NONE_ASKED}; one needs about {max(needed.values(), default=0) / 1e9:.0f} GB")
     node = min(asked, key=lambda node: node.memory_bytes - needed[node.node])
     said = f"{node.node}: {node.memory_bytes / 1e9:.1f} GB of memory available, about {needed[node.node] / 1e9:.0f} GB are needed"
     if node.memory_bytes >= needed[node.node]:
@@ -184,7 +186,7 @@ def shared_folder(case: Case) -> Finding:
             f"what {', '.join(case.lost_canaries)} wrote to {case.config.output} is not seen here",
             "choose a folder on the shared file system: output=…",
         )
-    return ok(f"written by {len({node.node for node in case.nodes})} node(s)")
+    return ok(f"written by {len({node.node for node in case.nodes})} node(s)") if case.asked_any else skipped(NONE_ASKED)
 
 
 def inputs_seen(case: Case) -> Finding:
@@ -194,7 +196,9 @@ def inputs_seen(case: Case) -> Finding:
             return failure(
                 f"{node.node} does not see {node.unseen[0]}", "put it on the shared file system, or give its right path"
             )
-    return ok("model and problems, from every node")
+    if absent := [path for path in inputs(case.config) if not Path(path).exists()]:
+        return skipped(f"{absent[0]} is not there yet")
+    return ok("model and problems, from every node") if case.asked_any else skipped(NONE_ASKED)
 
 
 CHECKS = (

@@ -1,6 +1,6 @@
 """Checks of the Python environments, the versions in them, and the settings that trainer and engines must share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from launch.doctor import pins
 from launch.doctor.case import Case, Node
@@ -9,7 +9,6 @@ from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
 OLDEST_PYTHON = (3, 11)
 SHOWN = ("torch", "megatron-core", "transformer-engine", "sglang", "transformers")
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-INSTALL = "install what requirements/ lists into that environment"
 
 
 def python_environments(case: Case) -> Finding:
@@ -22,7 +21,9 @@ def python_environments(case: Case) -> Finding:
                 yield failure(f"{_place(node)} is Python {node.python_version}", "use Python 3.11 or newer")
             wanted = pins.of_roles(roles, gpus=case.on_gpus)
             if missing := [r.name for r in wanted if r.name not in node.packages]:
-                yield failure(f"{_place(node)} ({', '.join(roles)}) lacks {', '.join(missing)}", INSTALL)
+                yield failure(
+                    f"{_place(node)} ({', '.join(roles)}) lacks {', '.join(missing)}", _install(roles, gpus=case.on_gpus)
+                )
 
     told = "; ".join(f"{python}: {', '.join(roles)}" for python, roles in case.roles_of.items())
     return worst(faults(), ok(told))
@@ -124,6 +125,14 @@ def weights_and_biases(case: Case) -> Finding:
     if any("wandb" not in node.packages for node in trainer):
         return failure(f"trainer.wandb_project={project}: needs Weights & Biases", "pip install wandb")
     return ok(project)
+
+
+def _install(roles: Sequence[str], *, gpus: bool) -> str:
+    """The pinned environment is one for CPUs; on GPUs packages come built for the driver and CUDA that are there."""
+    if not gpus:
+        return "make install, or install what requirements/ lists into that environment"
+    extras = ",".join(pins.EXTRA_OF_ROLE[role] for role in roles if role in pins.EXTRA_OF_ROLE)
+    return f"pip install -e '.{f'[{extras}]' if extras else ''}' into that environment (docs/slurm.md)"
 
 
 def _place(node: Node) -> str:

@@ -1,5 +1,6 @@
 """Each of the doctor's checks passes where all is well, and fails, by name, where its thing is wrong."""
 
+import io
 import json
 import re
 import shutil
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from rich.console import Console
 
 from conf.load import write_run
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.doctor import machine, model_folder, node, pins, problems, storage
-from launch.doctor.__main__ import ASKED_WRONGLY, configuration, main
+from launch.doctor.__main__ import ASKED_WRONGLY, configuration, main, table
 from launch.doctor.case import Case, Node, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
@@ -282,6 +284,26 @@ def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
     assert found.level is Level.SKIPPED and "one needs about" in found.said
 
 
+def test_nothing_is_said_to_be_seen_by_nodes_that_were_not_asked(world: World) -> None:
+    world.on_each(node="login")
+    assert {world.find(name).level for name in ("GPUs", "shared folder", "inputs", "memory")} == {Level.SKIPPED}
+
+
+def test_inputs_that_are_not_there_are_not_said_to_be_seen(world: World) -> None:
+    setting(world, "model.path", "elsewhere")
+    found = world.find("inputs")
+    assert found.level is Level.SKIPPED and "elsewhere" in found.said
+
+
+def test_what_is_missing_on_gpus_is_installed_by_the_extras_of_the_roles_that_run_there(world: World) -> None:
+    """requirements/ is the environment for CPUs, and lists no Transformer Engine."""
+    without(world, "transformer-engine")
+    assert "pip install -e '.[trainer,rollout]'" in world.find("python environments").remedy
+    world.config.cluster = ClusterConfig(device="cpu", nodes=2)
+    without(world, "megatron-core")
+    assert "make install" in world.find("python environments").remedy
+
+
 def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
     world.config.cluster = ClusterConfig(device="cpu", nodes=1)
     case = world.case
@@ -355,6 +377,12 @@ def test_worst_finding_counts_the_others() -> None:
     assert worst([good], good) is good
     found = worst([warning("a", "x"), failure("b", "y"), warning("c", "z")], good)
     assert (found.said, found.remedy, found.level) == ("b (and 2 more)", "y", Level.FAILURE)
+
+
+def test_table_shows_what_stands_in_brackets() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table([("a", failure("no [data] in /x[/y]", "pip install 'kestrel[data]'"))]))
+    assert "no [data] in /x[/y]" in (said := console.export_text()) and "kestrel[data]" in said
 
 
 def test_finding_without_a_remedy_where_one_is_due_cannot_exist() -> None:

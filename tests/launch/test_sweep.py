@@ -176,6 +176,14 @@ def test_killed_job_is_a_row_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "04-max_staleness=9: ended without a word" in capsys.readouterr().out
 
 
+def test_value_in_brackets_stands_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = write_sweep(tmp_path)
+    with recorded(Job(name="04-brackets", said={KEY: "[a,/b]"}), sweep) as record:
+        record.fail("broken", 2)
+    assert main([str(sweep)]) == 0
+    assert "[a,/b]" in capsys.readouterr().out
+
+
 def test_folder_without_a_sweep_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "holds no sweep" in capsys.readouterr().err
