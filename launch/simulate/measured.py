@@ -316,8 +316,9 @@ def table(comparison: Comparison) -> str:
         what = row.what if fraction else f"{row.what}, {row.unit}"
         mark = " *" if row.binding else ""
         lines.append(f"{what:<24}{row.first_half:>12{form}}{row.predicted:>12{form}}{row.measured:>12{form}}{error:>14}{mark}")
-    verdict = "within" if comparison.within else "NOT within"
-    lines.append(f"* {verdict} {ALLOWED:.0%} of what was measured, or of a fraction within {100 * NEAR:.0f} points of a step")
+    off = ", ".join(row.what for row in comparison.rows if row.binding and not row.within)
+    allowed = f"within {ALLOWED:.0%} of what was measured, or of a fraction within {100 * NEAR:.0f} points of a step"
+    lines.append(f"* {allowed}{f': NOT {off}' if off else ''}")
     if comparison.left_out:
         lines.append(f"The last {comparison.left_out} steps are left out: nothing was left to generate for a later one.")
     if not comparison.within:

@@ -151,7 +151,9 @@ def text(report: Report, *, steps: int) -> str:
     lags = {str(lag): part for lag, part in report.lag_fractions.items()}
     lines = [
         f"{report.name}: {report.hours_for(steps):.1f} h for {steps} steps; {report.steps} simulated",
-        f"step            mean {step_s['mean']:.1f} s, " + ", ".join(f"{k} {step_s[k]:.1f}" for k in ("median", "p90", "max")),
+        f"step            mean {step_s['mean']:.1f} s, "
+        + ", ".join(f"{k} {step_s[k]:.1f}" for k in ("median", "p90", "max"))
+        + (", without the first and the last ones" if report.steps >= FEW_STEPS else ""),
         f"trainer         {_shares(report.trainer)}",
         f"engines         {_shares(report.engines)}; {report.running_sequences:.1f} sequences run in one that decodes",
         f"GPUs            {report.gpus_idle:.1%} idle or down, both sides together",

@@ -218,6 +218,17 @@ def test_small_fractions_are_judged_by_their_distance_and_others_by_their_ratio(
     assert row.within is within
 
 
+def test_table_names_what_is_not_within_and_only_that() -> None:
+    step = measured.Compared(what="step", unit="s", binding=True, first_half=4.0, predicted=4.0, measured=4.3)
+    idle = measured.Compared(what="trainer idle", unit="fraction", binding=True, first_half=0.1, predicted=0.1, measured=0.2)
+    push = measured.Compared(what="push", unit="s", first_half=0.2, predicted=0.2, measured=0.5)  # told, not judged
+    told = measured.Comparison(
+        run="r", first=(3, 24), second=(25, 48), left_out=0, rows=(step, idle, push), scenario=scenario_of(small_job(), Options())
+    )
+    assert "points of a step: NOT trainer idle\n" in table(told)
+    assert "NOT" not in table(replace(told, rows=(step, push)))
+
+
 def test_steps_after_the_last_admission_are_left_out_of_a_run_that_ended() -> None:
     config, lines = measured.read_run(DEBUG_RUN), measured.step_lines(DEBUG_RUN)
     assert [line["step"] for line in measured.supplied(config, lines)] == list(range(1, 49))
