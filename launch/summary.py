@@ -37,8 +37,9 @@ def facts(run_dir: Path) -> list[str]:
     if passed := _values(lines, "eval/pass_rate"):
         told.append(("held-out pass rate", f"{passed[0]:.3f} -> {passed[-1]:.3f}"))
     if rewards := _values(lines, "reward/mean"):
-        first, last = fmean(rewards[:LAST_STEPS]), fmean(rewards[-LAST_STEPS:])
-        told.append(("reward", f"{first:.3f} -> {last:.3f} (mean of the first and the last {LAST_STEPS} steps)"))
+        count = max(1, min(LAST_STEPS, len(rewards) // 2))  # no step is of both
+        of = f"mean of the first and the last {count} steps" if count > 1 else "the first and the last step"
+        told.append(("reward", f"{fmean(rewards[:count]):.3f} -> {fmean(rewards[-count:]):.3f} ({of})"))
     if step_s := _values(lines, "time/step_s"):
         told.append(("step", f"{median(step_s):.1f} s (median)"))
     rates = [f"{rate:,.0f} {what}" for what in ("generated", "trained") if isfinite(rate := _mean(lines, f"tokens/{what}_per_s"))]
@@ -49,7 +50,7 @@ def facts(run_dir: Path) -> list[str]:
     if idle:
         told.append(("idle", ", ".join(idle)))
     if lags := _values(lines, "lag/max_versions"):
-        told.append(("largest lag", f"{max(lags):.0f} versions"))
+        told.append(("largest lag", f"{max(lags):.0f} version{'s' * (max(lags) != 1)}"))
     if mismatch := _values(lines, "mismatch/same_version_abs_logprob"):
         told.append(("log-prob mismatch", f"{fmean(mismatch):.1e} (same version, mean)"))
     told += _accounting(run_dir / SUMMARY_FILE)

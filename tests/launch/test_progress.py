@@ -172,3 +172,17 @@ def test_summary_tells_first_and_last_and_where_things_are(tmp_path: Path) -> No
     assert "trained 4,096, waiting 0, dropped 0, lost 7" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (1, "0.100 -> 0.100 (the first and the last step)"),
+        (3, "0.100 -> 0.300 (the first and the last step)"),
+        (4, "0.150 -> 0.350 (mean of the first and the last 2 steps)"),
+        (11, "0.300 -> 0.900 (mean of the first and the last 5 steps)"),
+    ],
+)
+def test_no_step_is_counted_to_the_first_and_to_the_last(tmp_path: Path, steps: int, said: str) -> None:
+    write(tmp_path / "metrics.jsonl", *({"step": n, "reward/mean": n / 10} for n in range(1, steps + 1)))
+    assert said in summary(tmp_path, elapsed_s=61.0)

@@ -55,7 +55,7 @@ def test_report_begins_with_what_came_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"queue": {"ledger": counts}}))
     write_report(tmp_path)
     text = (tmp_path / "report.html").read_text().partition("<main")[0]
-    for said in ("1,500 trained", "trainer 25%", "0.600 -&gt; 0.600", "100 generated: trained 90, waiting 0, dropped 0, lost 7"):
+    for said in ("1,500 trained", "trainer 25%", "0.500 -&gt; 0.700", "100 generated: trained 90, waiting 0, dropped 0, lost 7"):
         assert said in text
 
 
