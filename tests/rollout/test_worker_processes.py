@@ -106,8 +106,12 @@ def test_leases_of_a_killed_worker_return(stage: Stage) -> None:
 
 def test_workers_leave_with_exit_code_0_when_the_run_is_over(stage: Stage) -> None:
     worker = stage.start_worker()
-    stage.publish(stage.fleet(1))
-    stage.batch(0)
+    engines = stage.fleet(1)
+    stage.publish(engines)
+    for step in range(stage.config.trainer.steps):
+        stage.batch(step)
+        stage.push(step + 1, engines)
+        stage.client.advance(step + 1, engines)
     wait_until(lambda: "idle/rollout_fraction" in stage.client.status()["figures"], "the worker's sums")
     stage.client.stop()
     assert worker.wait(timeout=LEAVING_S) == 0
