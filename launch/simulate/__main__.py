@@ -61,7 +61,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _one_run(config: RunConfig, options: Options, out: Path) -> int:
-    result = simulate(scenario_of(config, options, name=f"{config.name}, {options.assumptions}"))
+    scenario = scenario_of(config, options, name=f"{config.name}, {options.assumptions}")
+    steps = options.steps or config.trainer.steps
+    print(f"simulating {steps} steps (hundreds take minutes; simulate.steps=16 is a first look)", file=sys.stderr, flush=True)
+    result = simulate(scenario)
     report = report_of(result)
     print(text(report, steps=config.trainer.steps))
     _write_json(out / "report.json", {**report.to_json(), "hours_for_all_steps": report.hours_for(config.trainer.steps)})

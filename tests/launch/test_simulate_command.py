@@ -75,7 +75,8 @@ def test_what_cannot_be_simulated_is_refused_with_the_value(
 
 def test_one_run_prints_its_report_and_leaves_timeline_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, f"simulate.out={tmp_path}", "simulate.failures=false"]) == 0
-    said = capsys.readouterr().out
+    said, beside = capsys.readouterr()
+    assert beside.startswith("simulating 10 steps ")
     assert "h for 10 steps" in said and "engines" in said
     assert json.loads((tmp_path / "report.json").read_text())["steps"] == 10
     assert (tmp_path / "plot.html").read_text().count("<svg") == 4
