@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from conf.exit_codes import CANNOT_START, NOT_NOW
 from launch.placement import Process, Restart, TooFewNodes
 
 CLOSING_S = 30.0  # for the others to leave by themselves when the trainer is done
 BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-CANNOT_START = 2  # exit code of a process that was started wrongly: starting it again cannot help
-NOT_NOW = 75  # of one that cannot go on until something passes, as a full disk
 EARLY_S = 30.0
 EARLY_FAILURES = 3
 TELL_AGAIN_S = 10.0

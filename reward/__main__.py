@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from conf.exit_codes import CANNOT_START
 from conf.load import read_run
 from conf.schema import ConfigError
 from reward.judge import Judge, JudgeError
@@ -24,7 +25,6 @@ from rollout.decoder import decoder
 from rollout.keys import KeysError, RunKeys
 from rollout.prompts import ProblemError
 
-CANNOT_START = 2
 log = logging.getLogger("reward")
 
 

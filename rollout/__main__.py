@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from conf.exit_codes import CANNOT_START
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from rollout.client import AsyncQueueClient, QueueError
@@ -25,7 +26,6 @@ from rollout.engine import Engine, EngineSettings
 from rollout.keys import KeysError, RunKeys
 from rollout.worker import CannotStart, Worker, WorkerError
 
-CANNOT_START = 2
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils import z85
 
+from conf.exit_codes import CANNOT_START, NOT_NOW
 from conf.load import read_run
 from conf.schema import ConfigError, RunConfig
 from rollout.journal import Journal, JournalError, JournalUnavailable
@@ -36,7 +37,6 @@ MESSAGES_A_TURN = 256  # they share one commit of the journal
 COLLECT = (50_000, 20, 50)  # gc's thresholds: a batch is some hundred thousand records, and they make no cycles
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 LARGE_BYTES = 1 << 22  # an answer above that is not copied to be sent
-CANNOT_START, NOT_NOW = 2, 75  # exit codes: starting it again cannot help; it may, later
 LINGER_S = 1.0  # to send the last answers when ending
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.exit_codes import CANNOT_START
 from conf.schema import ClusterConfig, ConfigError
 from launch.logs import END_MARK
 from launch.placement import Process
@@ -20,7 +21,6 @@ STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
 BEAT_S = 2.0
 DEPUTIES = 3
 DEPUTY = Path(__file__).with_name("deputy.sh")
-CANNOT_START = 2
 
 SURVIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 """Without all three a step, or its neighbour, ends with the first node that dies."""

@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
+from conf.exit_codes import NOT_NOW
 from conf.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.client import QueueClient, QueueError
 from rollout.decoder import decoder
 from rollout.keys import RunKeys
-from rollout.queue import NOT_NOW
 from rollout.rendered import rendered
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.exit_codes import CANNOT_START, NOT_NOW
 from conf.schema import ClusterConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.lifecycle import (
     BACK_OFF_S,
-    CANNOT_START,
     EARLY_S,
-    NOT_NOW,
     Action,
     Cause,
     End,

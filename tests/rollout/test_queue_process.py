@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import zmq
 
+from conf.exit_codes import NOT_NOW
 from conf.load import read_run, write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.client import AsyncQueueClient, QueueClient, QueueTimeout, Refused
 from rollout.journal import Journal, JournalError
 from rollout.keys import RunKeys
 from rollout.messages import Answer
-from rollout.queue import NOT_NOW, open_server
+from rollout.queue import open_server
 from rollout.rules import Rules
 from rollout.server import LONGEST_MESSAGE_BYTES
 from rollout.types import Batch, EngineInfo, Waiting
