@@ -25,9 +25,9 @@ from scipy.stats import ks_2samp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rollout.ledger import Lease, Ledger
-from rollout.rules import Rules
-from rollout.types import Finish, Prompt, Segment, Verdict
+from rollout.ledger.ledger import Lease, Ledger
+from rollout.ledger.records import Finish, Prompt, Segment, Verdict
+from rollout.ledger.rules import Rules
 
 GROUPS, COMPLETIONS, SLOTS = 64, 4, 128
 MEDIAN_TOKENS, CAP_TOKENS, SEGMENT_TOKENS = 150.0, 1640, 410  # a tenth of the job's, so that it is quick

@@ -21,10 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch.distributed as dist
 
 from conf.schema import RunConfig
-from trainer import checkpoint, parallel
-from trainer.policy import Policy, load_policy
-from trainer.reference import Reference, fingerprint
-from trainer.spec import Layout
+from conf.shapes import Layout
+from trainer import process_groups
+from trainer.megatron import checkpoint
+from trainer.megatron.policy import Policy, load_policy
+from trainer.megatron.reference import Reference, fingerprint
 
 COLUMNS = ("parameters", "checkpoint", "first stall", "stall", "behind", "reference", "swap", "fingerprint")
 SAVES = 4
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def measure(sizes: list[int], folder: Path) -> None:
-    mesh = parallel.initialize(Layout(), seed=0, timeout_s=300)
+    mesh = process_groups.initialize(Layout(), seed=0, timeout_s=300)
     if mesh.rank == 0:
         print(" ".join(f"{name:>12}" for name in COLUMNS))
     for hidden in sizes:
@@ -61,7 +62,7 @@ def measure(sizes: list[int], folder: Path) -> None:
         row = checkpoints(policy, target / "checkpoints") | reference(policy)
         if mesh.rank == 0:
             print(" ".join(f"{row[name]:>12}" for name in COLUMNS), flush=True)
-    parallel.shutdown()
+    process_groups.shutdown()
 
 
 def write_model(folder: Path, hidden: int) -> None:

@@ -102,7 +102,7 @@ def ours(name: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]
     import psutil  # here, so that the processes of the other graders stay small
 
     from reward.grade import grade
-    from reward.sandbox import Sandbox
+    from reward.sandbox.sandbox import Sandbox
     from reward.task import AssertsTask, parse_task
 
     tasks: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def command_grader(prefix: list[str]) -> Callable[[Job], bool]:
 
 
 def bwrap_command() -> list[str]:
-    from reward.host import find_bubblewrap
+    from reward.sandbox.host import find_bubblewrap
 
     bwrap = find_bubblewrap() or "bwrap"
     return [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp", "--"]

@@ -38,15 +38,15 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.ledger_load import MEAN_TOKENS, Generator, Load
-from conf.load import write_run
+from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from rollout.changes import Admitted, Change, Extended, Graded
-from rollout.client import QueueClient, QueueTimeout
-from rollout.journal import Journal
-from rollout.keys import RunKeys
-from rollout.ledger import Ledger
-from rollout.rules import Rules
-from rollout.types import Finish, Prompt, Segment, Verdict
+from rollout.ledger.changes import Admitted, Change, Extended, Graded
+from rollout.ledger.journal import Journal
+from rollout.ledger.ledger import Ledger
+from rollout.ledger.records import Finish, Prompt, Segment, Verdict
+from rollout.ledger.rules import Rules
+from rollout.queue.client import QueueClient, QueueTimeout
+from rollout.queue.keys import RunKeys
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, COMPLETIONS, STEP_S = 512, 8, 60.0

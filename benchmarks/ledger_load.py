@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import zmq
 
-from rollout import messages as m
-from rollout.changes import Graded
-from rollout.keys import RunKeys
-from rollout.rules import Rules
-from rollout.types import Finish, Position, Segment, Verdict
-from rollout.wire import pack, unpack
+from rollout.ledger.changes import Graded
+from rollout.ledger.records import Finish, Position, Segment, Verdict
+from rollout.ledger.rules import Rules
+from rollout.ledger.wire import pack, unpack
+from rollout.queue import messages as m
+from rollout.queue.keys import RunKeys
 
 ENGINES, JUDGE_HOSTS = 64, 16  # 1,024 sandboxes: 64 a host
 ENGINE_SLOTS, JUDGE_SLOTS = 16, 64  # of each; the job's engines have 64, and here each is done at once

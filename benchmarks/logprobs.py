@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from trainer.logprobs import token_logprobs
+from trainer.learn.logprobs import token_logprobs
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ minibatch is partitioned over the ranks by workload with as many sequences on ea
 microbatches, one more on all ranks until none holds more tokens than allowed.
 
 waste: padding in what goes through the model. imbalance: how much longer the busiest rank of a minibatch computes than the mean
-rank, by the cost model of `trainer/balance.py` for Qwen2.5-32B; the mean and the worst of all minibatches. fixed: what ours
+rank, by the cost model of `trainer/learn/balance.py` for Qwen2.5-32B; the mean and the worst of all minibatches. fixed: what ours
 would waste if every microbatch were padded to the allowed tokens. CPU: of one step, the best of the seeds.
 """
 
@@ -29,8 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from launch.plan.inputs import Lengths
-from trainer.balance import Capacity, CostModel, balance
-from trainer.packing import deal
+from trainer.learn.balance import Capacity, CostModel, balance
+from trainer.learn.packing import deal
 
 VERL = "verl==0.9.1"
 SEQUENCES, MINIBATCHES = 4096, 4

@@ -38,8 +38,8 @@ except ImportError as error:
         f"the peers are not installed here ({error}): run `make peers`, then .venv-peers/bin/python {__file__}"
     ) from error
 
-from trainer.advantages import group_advantages, loss_weights
-from trainer.objective import Correction, Objective, Sequences, behaviour_weights, kl, token_losses
+from trainer.learn.advantages import group_advantages, loss_weights
+from trainer.learn.objective import Correction, Objective, Sequences, behaviour_weights, kl, token_losses
 
 SEQUENCES, LONGEST, LIMIT = 24, 40, 1e-6
 
@@ -157,7 +157,7 @@ def trl(given: Inputs, **settings):
     for name, value in (defaults | settings).items():
         setattr(trainer, name, value)
     current, entropies = given.current.clone().requires_grad_(), given.entropies
-    trainer.args, trainer.accelerator, trainer.model = args, same, SimpleNamespace(training=True)
+    trainer.args, trainer.accelerator, trainer.megatron.model = args, same, SimpleNamespace(training=True)
     trainer._metrics = {"train": defaultdict(list)}
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (current, entropies, None)
     ids = torch.zeros(SEQUENCES, LONGEST, dtype=torch.int64)

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import trainer  # noqa: F401 (before megatron)
+from conf.shapes import Layout
 from tests.trainer import jobs, ranks
-from trainer.spec import Layout
 
 PACKAGES = ("mbridge==0.15.1", "einops==0.8.2")
 LAYOUTS = {
@@ -39,13 +39,14 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
     """On one rank: (parameters compared, of these different, largest difference), over both folders."""
     import torch
 
-    from trainer import hf_weights, model, parallel
-    from trainer.spec import read_spec
+    from conf.shapes import read_spec
+    from trainer import process_groups
+    from trainer.megatron import hf_weights, model
 
     sys.path.append(packages)
     from mbridge import AutoBridge
 
-    mesh = parallel.initialize(layout, seed=1, timeout_s=120)
+    mesh = process_groups.initialize(layout, seed=1, timeout_s=120)
     spec = read_spec(source)
     chunks = model.build(spec, mesh, dtype=torch.float32)
     hf_weights.load(chunks, spec, mesh, source)
@@ -72,7 +73,7 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
             if not torch.equal(own, parameter):
                 different += 1
                 largest = max(largest, (own - parameter).abs().nan_to_num(torch.inf).max().item())
-    parallel.shutdown()
+    process_groups.shutdown()
     return compared, different, largest
 
 

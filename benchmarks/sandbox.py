@@ -115,7 +115,7 @@ def container(peers: str) -> list[str]:
     inner = [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     inner += ["--size", str(256 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     inner += ["--ro-bind", peers, peers, "--"]
-    as_nobody = [sys.executable, str(ROOT / "tests/reward/as_ordinary_user.py")] if os.geteuid() == 0 else []
+    as_nobody = [sys.executable, str(ROOT / "tests/reward/sandbox/as_ordinary_user.py")] if os.geteuid() == 0 else []
     return [*as_nobody, *inner]
 
 

@@ -20,8 +20,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reward.grade import grade
-from reward.limits import SandboxError
-from reward.sandbox import Sandbox
+from reward.jail.limits import SandboxError
+from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
 from tests.reward.programs import CHEATS_CALLS, HONEST_CALLS, HONEST_STDIO, HOSTILE
 

@@ -77,15 +77,15 @@ def rank(options: argparse.Namespace) -> None:
     """One rank's measurements, as a line of JSON."""
     import torch
 
-    from trainer import parallel
-    from trainer.policy import load_policy
-    from trainer.spec import layout_of
+    from conf.shapes import layout_of
+    from trainer import process_groups
+    from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, pack, train_step
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         config = settings(Path(folder), options)
-        mesh = parallel.initialize(layout_of(config.trainer), seed=0, timeout_s=600)
+        mesh = process_groups.initialize(layout_of(config.trainer), seed=0, timeout_s=600)
         policy = load_policy(config, mesh)
     made = batch(options.trajectories)
     ours = partial(train_step, policy, made, config, Stopwatch())
@@ -116,7 +116,7 @@ def rank(options: argparse.Namespace) -> None:
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "tokens": sum(len(t.tokens) for t in made.trajectories),
     }
-    parallel.shutdown()
+    process_groups.shutdown()
     print(json.dumps(line), flush=True)
 
 
@@ -142,7 +142,7 @@ def settings(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def batch(trajectories: int) -> Any:
-    from rollout.types import Batch, Finish, Group, Trajectory
+    from rollout.ledger.records import Batch, Finish, Group, Trajectory
 
     random = np.random.default_rng(0)
 
@@ -167,7 +167,7 @@ def tensors(microbatch: Any, mesh: Any) -> tuple[Any, ...]:
     """What the bare loop is given: tokens, positions, sequences, rows, targets."""
     import torch
 
-    from trainer import attention
+    from trainer.megatron import attention
 
     lengths = np.diff(microbatch.boundaries).tolist()
     packed = attention.pack(lengths, mesh.device, cp=mesh.layout.cp, cp_rank=mesh.cp_rank)
@@ -195,8 +195,8 @@ def run(policy: Any, microbatches: list[tuple[Any, ...]], own_head: bool, *, for
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-    from trainer import model
-    from trainer.logprobs import token_logprobs
+    from trainer.learn.logprobs import token_logprobs
+    from trainer.megatron import model
 
     mesh = policy.mesh
 

@@ -4,7 +4,7 @@
     python -m launch experiment=debug dry_run=true            its placement, configuration and costs, nothing started
     python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
     sbatch launch/kestrel_256.sh [override …]                 a run on the nodes of a Slurm job (docs/slurm.md)
-    python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another; then launch.sweep_report
+    python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another; then launch.report.sweep
     … hydra/launcher=submitit_slurm [hydra.launcher.partition=…]        the same as Slurm jobs, side by side
 
 Exit codes: 0 the run is complete · 1 it failed · 2 it was asked for wrongly · 130 it was interrupted.
@@ -23,20 +23,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from conf import slurm_sweep
 from conf.check import check_resumed
-from conf.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
-from conf.messages import in_one_line
-from conf.presets import check_names, check_presets, experiments
+from conf.compose import slurm_sweep
+from conf.compose.hydra_errors import in_one_line
+from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
+from conf.compose.presets import check_names, check_presets, experiments
+from conf.compose.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from conf.schema import ConfigError, RunConfig
-from conf.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
-from launch.prepare import PrepareError
+from launch.hosts import with_device
+from launch.processes.prepare import PrepareError
+from launch.processes.supervise import RunFailed
+from launch.report.sweep_jobs import Job, State, read_jobs, recorded
 from launch.run import dry_run, execute
-from launch.site import with_device
 from launch.slurm.job import SlurmError, second_life
-from launch.supervise import RunFailed
-from launch.sweep import Job, State, read_jobs, recorded
-from rollout.keys import KeysError
+from rollout.queue.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 LONGEST_NAME = 120  # of a sweep's job; its number comes first, so that it stays its own
@@ -148,7 +148,7 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
 
 def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(f"{__doc__}\nSettings: conf/README.md. Experiments: {', '.join(experiments())}.")
+        print(f"{__doc__}\nSettings: docs/settings.md. Experiments: {', '.join(experiments())}.")
         return 0
     resumed = [a.removeprefix("resume=") for a in sys.argv[1:] if a.startswith("resume=")]
     # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
@@ -182,7 +182,7 @@ def _after_sweep(sweep_dir: Path) -> int:
     jobs = read_jobs(sweep_dir)
     if jobs:
         done = sum(job.state is State.DONE for job in jobs)
-        print(f"sweep {sweep_dir}: {done} of {len(jobs)} jobs are done; python -m launch.sweep_report {sweep_dir}")
+        print(f"sweep {sweep_dir}: {done} of {len(jobs)} jobs are done; python -m launch.report.sweep {sweep_dir}")
     codes = [job.code if job.state is State.FAILED else FAILED for job in jobs if job.state is not State.DONE]
     return max([*codes, *(code for _, code in _failures)], default=0)
 

@@ -6,27 +6,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from conf.load import as_yaml
+from conf.compose.load import as_yaml
 from conf.schema import RunConfig
-from launch.costs import costs
+from launch.doctor.costs import costs
 from launch.doctor.examine import check_before_start
 from launch.doctor.problems import check_files
-from launch.lifecycle import End, Lifecycle, Outcome, Rules
-from launch.metrics import read_metrics
-from launch.placement import Node, Process, describe, place, trainer_ranks
-from launch.port_claims import PortClaims
-from launch.ports import choose_base_port
-from launch.prepare import RECIPES, prepare
-from launch.progress import Progress
-from launch.recovery import Recoveries
-from launch.report import write_report
-from launch.run_dir import check_run_dir, held
-from launch.shown import Shown
-from launch.site import Site, planned_nodes, site_of
+from launch.hosts import Site, planned_nodes, site_of
+from launch.placement.placement import Node, Process, describe, place, trainer_ranks
+from launch.placement.port_claims import PortClaims
+from launch.placement.ports import choose_base_port
+from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules
+from launch.processes.prepare import RECIPES, prepare
+from launch.processes.run_dir import check_run_dir, held
+from launch.processes.supervise import Interrupted, RunFailed, Signals, supervise
+from launch.report.metrics import read_metrics
+from launch.report.progress import Progress
+from launch.report.recovery import Recoveries
+from launch.report.run_report import write_report
+from launch.report.summary import outcome, summary
+from launch.report.terminal import Shown
 from launch.slurm.job import Job, SlurmError, requeue
-from launch.summary import outcome, summary
-from launch.supervise import Interrupted, RunFailed, Signals, supervise
-from rollout.keys import RunKeys
+from rollout.queue.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"

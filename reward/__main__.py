@@ -14,16 +14,16 @@ import signal
 import sys
 from pathlib import Path
 
-from conf.exit_codes import CANNOT_START
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError
+from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
-from reward.limits import SandboxError, SandboxUnavailable
-from reward.sandbox import Sandbox
-from rollout.client import QueueClient, QueueError
-from rollout.decoder import decoder
-from rollout.keys import KeysError, RunKeys
-from rollout.prompts import ProblemError
+from reward.sandbox.sandbox import Sandbox
+from rollout.exit_codes import CANNOT_START
+from rollout.prompts.dataset import ProblemError
+from rollout.prompts.decoder import decoder
+from rollout.queue.client import QueueClient, QueueError
+from rollout.queue.keys import KeysError, RunKeys
 
 log = logging.getLogger("reward")
 

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from reward.figures import Figures
 from reward.grade import Verdict, grade
-from reward.limits import SandboxError, SandboxUnavailable
-from reward.sandbox import Sandbox
+from reward.jail.limits import SandboxError, SandboxUnavailable
+from reward.judge_stats import Figures
+from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, Task, TaskError, parse_task
 
 CANNOT_READ = 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from reward import codec
+from reward.jail import codec
 
 MAX_VALUE_BITS = 4096  # of an int that arithmetic over literals may make
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -10,15 +10,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from reward import codec
-from reward.asserts import AssertsGrader
-from reward.calls import CallsGrader, NotData, of_call_test, of_claims
-from reward.compare import same_output
-from reward.extract import Extracted, extract
-from reward.limits import Allowance, Ending, SandboxError
-from reward.sandbox import Sandbox
+from reward.jail import codec
+from reward.jail.limits import Allowance, Ending, SandboxError
+from reward.kinds.asserts import AssertsGrader
+from reward.kinds.calls import CallsGrader, NotData, of_call_test, of_claims
+from reward.kinds.compare import same_output
+from reward.kinds.extract import Extracted, extract
+from reward.kinds.usage import INFRASTRUCTURE_RETRIES, Usage, bad_end, json_object, left, limits, program, retry_or_raise
+from reward.sandbox.sandbox import Sandbox
 from reward.task import AssertsTask, CallsTask, StdioTask, StdioTest, Task
-from reward.usage import INFRASTRUCTURE_RETRIES, Usage, bad_end, json_object, left, limits, program, retry_or_raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 
 from conf.schema import RewardConfig
 from reward import grade as grading
-from reward.figures import Figures
-from reward.limits import Cancelled, SandboxError, SandboxUnavailable
-from reward.sandbox import Sandbox
+from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
+from reward.judge_stats import Figures
+from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, TaskError, parse_task
-from rollout.client import QueueTimeout, Refused
-from rollout.types import Finish, GradingWork, Heard, Position, Verdict
+from rollout.ledger.records import Finish, GradingWork, Heard, Position, Verdict
+from rollout.queue.client import QueueTimeout, Refused
 
 log = logging.getLogger("reward")
 
@@ -45,7 +45,7 @@ class JudgeError(RuntimeError):
 
 
 class QueueLike(Protocol):
-    """What a judge asks of `rollout.client.QueueClient`."""
+    """What a judge asks of `rollout.queue.client.QueueClient`."""
 
     def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]: ...
 

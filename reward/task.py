@@ -6,8 +6,8 @@
 
 Fields of all: `setup` (code that runs before the candidate's: imports, helpers of the prompt), `cpu_limit_s` (of the whole
 completion), `test_cpu_limit_s` (of one test), `memory_limit_mb`, `credit` ("all" | "fraction"), `tolerance`. Values in `args`,
-`kwargs` and `expected` are plain data in the JSON form of `reward.codec`. Results are compared with their exact types, or with
-`"match": "json"` (in `calls`) as JSON would have them, which is what sets need whose expected values come from JSON.
+`kwargs` and `expected` are plain data in the JSON form of `reward/jail/codec.py`. Results are compared with their exact types, or
+with `"match": "json"` (in `calls`) as JSON would have them, which is what sets need whose expected values come from JSON.
 """
 
 import ast
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from reward import claims, codec
+from reward import claims
 from reward.claims import Claim
+from reward.jail import codec
 
 CREDITS = ("all", "fraction")
 MATCHES = ("exact", "json")

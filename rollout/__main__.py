@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from conf.exit_codes import CANNOT_START
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from rollout.client import AsyncQueueClient, QueueError
 from rollout.engine import Engine, EngineSettings
-from rollout.keys import KeysError, RunKeys
+from rollout.exit_codes import CANNOT_START
+from rollout.queue.client import AsyncQueueClient, QueueError
+from rollout.queue.keys import KeysError, RunKeys
 from rollout.worker import CannotStart, Worker, WorkerError
 
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given

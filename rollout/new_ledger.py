@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError
-from rollout.changes import DropKind, Durable, Totals
-from rollout.journal import Journal, JournalError, JournalUnavailable
-from rollout.ledger import Ledger
-from rollout.rules import Rules, RulesError
+from rollout.ledger.changes import DropKind, Durable, Totals
+from rollout.ledger.journal import Journal, JournalError, JournalUnavailable
+from rollout.ledger.ledger import Ledger
+from rollout.ledger.rules import Rules, RulesError
 
 CHECKPOINT = re.compile(r"version-(\d+)")
 

@@ -39,11 +39,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conf.schema import RunConfig
-from rollout.client import AsyncQueueClient, QueueError, Refused
 from rollout.engine import Engine, EngineStartError
 from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
+from rollout.ledger.records import Finish, Position, RecordError, Segment, SegmentWork
 from rollout.meter import Meter
-from rollout.types import Finish, Position, RecordError, Segment, SegmentWork
+from rollout.queue.client import AsyncQueueClient, QueueError, Refused
 
 HEARTBEAT_S = 2.0  # at most between two, since they also carry what the metrics show
 LEASE_WAIT_S = 5.0  # of one long poll for leases

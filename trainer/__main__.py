@@ -16,20 +16,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from rollout.client import QueueClient, QueueError
-from rollout.keys import KeysError, RunKeys
-from trainer import checkpoint, hf_weights, parallel
-from trainer.balance import PackingError
+from conf.shapes import ModelError, layout_of
+from rollout.queue.client import QueueClient, QueueError
+from rollout.queue.keys import KeysError, RunKeys
+from trainer import process_groups
 from trainer.control import Control, LeaderFailed
 from trainer.evaluation import Evaluations
 from trainer.feed import Feed
-from trainer.health import Divergence, TrainingError
-from trainer.metrics import MetricsWriter
-from trainer.policy import load_policy
-from trainer.push import Pusher
-from trainer.spec import ModelError, layout_of
+from trainer.learn.balance import PackingError
+from trainer.learn.health import Divergence, TrainingError
+from trainer.learn.metrics import MetricsWriter
+from trainer.megatron import checkpoint, hf_weights
+from trainer.megatron.policy import load_policy
+from trainer.push.push import Pusher
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
 
 log = logging.getLogger("trainer")
@@ -41,7 +42,7 @@ class Trainer:
     def __init__(self, config: RunConfig, run_dir: Path, *, queue_endpoint: str, push_port: int) -> None:
         self.config, self.run_dir = config, run_dir
         trainer = config.trainer
-        self.mesh = parallel.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
+        self.mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
         self.control = Control(timeout_s=trainer.collective_s)
         keys = RunKeys.load(run_dir)
         self.queue = (
@@ -57,7 +58,7 @@ class Trainer:
             self.policy,
             self.control,
             self.queue,
-            address=parallel.address(),
+            address=process_groups.address(),
             first_port=push_port,
             bucket_bytes=trainer.push_bucket_bytes,
             deadline_s=trainer.push_s,
@@ -151,7 +152,7 @@ class Trainer:
         self.wait_for_checkpoint()
         if self.metrics is not None:
             self.metrics.close()
-        parallel.shutdown()
+        process_groups.shutdown()
 
     def wait_for_checkpoint(self) -> None:
         """A trainer that exits with 0 has saved its weights."""
@@ -172,7 +173,7 @@ class Trainer:
             self.queue.stop()
         if self.metrics is not None:
             self.metrics.close()
-        parallel.shutdown()
+        process_groups.shutdown()
 
 
 def told_to_leave() -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rollout import wire
+from rollout.ledger import wire
 
 FAILED = -1  # sent in place of a size
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from conf.schema import RunConfig
-from rollout.types import EvalResult
+from rollout.ledger.records import EvalResult
 from trainer.feed import Feed
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.client import QueueClient, QueueError
-from rollout.types import Batch, EvalResult, Waiting
+from rollout.ledger.records import Batch, EvalResult, Waiting
+from rollout.queue.client import QueueClient, QueueError
 from trainer.control import Control
-from trainer.push import Pusher, PushReport
+from trainer.push.push import Pusher, PushReport
 
 POLL_S = 2.0
 ACCOUNT = (

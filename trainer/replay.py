@@ -22,17 +22,18 @@ from pathlib import Path
 
 import torch
 
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from rollout import recorded
-from rollout.recorded import RecordError
-from rollout.types import Batch
-from trainer import checkpoint, parallel
-from trainer.balance import PackingError
+from conf.shapes import ModelError, layout_of
+from rollout.ledger import past_batches
+from rollout.ledger.past_batches import RecordError
+from rollout.ledger.records import Batch
+from trainer import process_groups
 from trainer.control import Control, LeaderFailed
-from trainer.health import TrainingError
-from trainer.policy import load_policy
-from trainer.spec import ModelError, layout_of
+from trainer.learn.balance import PackingError
+from trainer.learn.health import TrainingError
+from trainer.megatron import checkpoint
+from trainer.megatron.policy import load_policy
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
 
 
@@ -90,7 +91,7 @@ def plan(replay: Replay) -> Plan:
     older = [found for found in checkpoint.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
     version, path = older[-1] if older else (0, "")
     batches = list(range(version, wanted + 1)) if replay.catch_up else [wanted]
-    there = recorded.steps(replay.run_dir, read_run(replay.run_dir))
+    there = past_batches.steps(replay.run_dir, read_run(replay.run_dir))
     if missing := [step for step in batches if step not in there]:
         kept = f"those of steps {there[0] + 1} to {there[-1] + 1}" if there else "none"
         what = f"step {missing[0] + 1}" + (f", between version {version} and it," if missing[0] != wanted else "")
@@ -106,7 +107,7 @@ def run_rank(replay: Replay) -> None:
     """What each rank does. Collective."""
     config = replay.config()
     trainer = config.trainer
-    mesh = parallel.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
+    mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
     control = Control(timeout_s=trainer.collective_s)
     todo = control.share(Plan, lambda: plan(replay))
     policy = load_policy(config, mesh)
@@ -117,7 +118,7 @@ def run_rank(replay: Replay) -> None:
     found: list[Batch] = []  # on rank 0
 
     def read() -> int:
-        found.extend(recorded.batches(replay.run_dir, read_run(replay.run_dir), todo.batches))
+        found.extend(past_batches.batches(replay.run_dir, read_run(replay.run_dir), todo.batches))
         return len(found)
 
     control.share(int, read)
@@ -133,7 +134,7 @@ def run_rank(replay: Replay) -> None:
             print(f"step {batch.step + 1}: loss {figures.get('loss/total', float('nan')):.6g}", flush=True)
     if control.is_leader:
         print(table(figures | watch.seconds, recorded_figures(replay)), flush=True)
-    parallel.shutdown()
+    process_groups.shutdown()
 
 
 def recorded_figures(replay: Replay) -> Mapping[str, float]:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from conf.schema import RunConfig
-from rollout.types import Batch
-from trainer.advantages import loss_weights
-from trainer.balance import Capacity, CostModel
-from trainer.health import NonFinite, TrainingError, describe
-from trainer.metrics import TokenFigures, mismatch_figure
-from trainer.packing import Microbatch, Minibatch, deal, pack_minibatch
-from trainer.policy import Policy
-from trainer.signals import make_signals
-from trainer.spec import Layout, ModelSpec
+from conf.shapes import Layout, ModelSpec
+from rollout.ledger.records import Batch
+from trainer.learn.advantages import loss_weights
+from trainer.learn.balance import Capacity, CostModel
+from trainer.learn.health import NonFinite, TrainingError, describe
+from trainer.learn.metrics import TokenFigures, mismatch_figure
+from trainer.learn.packing import Microbatch, Minibatch, deal, pack_minibatch
+from trainer.learn.targets import make_signals
+from trainer.megatron.policy import Policy
 
 Figures = dict[str, float]
 

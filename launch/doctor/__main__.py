@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conf.load import composed, read_resumed, to_run_config
-from conf.presets import check_presets
+from conf.compose.load import composed, read_resumed, to_run_config
+from conf.compose.presets import check_presets
 from conf.schema import ConfigError, RunConfig
 from launch.doctor.case import DoctorError, gather
 from launch.doctor.examine import examine
 from launch.doctor.finding import Finding, Level
-from launch.doctor.node import port_is_free
-from launch.placement import place
-from launch.ports import choose_base_port
-from launch.run_dir import check_run_dir
-from launch.site import nodes_at_hand, with_device
+from launch.hosts import nodes_at_hand, with_device
+from launch.placement.node_facts import port_is_free
+from launch.placement.placement import place
+from launch.placement.ports import choose_base_port
+from launch.processes.run_dir import check_run_dir
 from launch.slurm.job import SlurmError
 
 FAST = "--fast"

@@ -16,13 +16,14 @@ from typing import Any
 
 from conf.schema import ConfigError, RunConfig
 from launch.doctor.pins import pinned_packages
-from launch.placement import Process
+from launch.placement import node_facts
+from launch.placement.placement import Process
 from launch.plan.inputs import read_model
-from launch.prepare import PROJECT, RECIPES, makes
+from launch.processes.prepare import PROJECT, RECIPES, makes
 from launch.slurm.job import in_batch_job
 from launch.slurm.step import Where, everywhere_command
 
-NODE_SCRIPT = Path(__file__).with_name("node.py")
+NODE_SCRIPT = Path(node_facts.__file__)
 NODES_S = 60.0  # for all nodes to answer
 IMAGE_S = 1200.0  # the same, when each may have to fetch the container's image first
 SHARED_S = 10.0  # for a file written on one node to be seen on another

@@ -8,7 +8,7 @@ from conf.schema import ConfigError, RunConfig
 from launch.doctor import machine, model_folder, problems, software, storage
 from launch.doctor.case import Case, DoctorError, gather
 from launch.doctor.finding import Check, Finding, Level
-from launch.placement import Process
+from launch.placement.placement import Process
 
 CHECKS: tuple[Check[Case], ...] = (
     *model_folder.CHECKS, *problems.CHECKS, *storage.CHECKS, *machine.CHECKS, *software.CHECKS,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from launch.doctor.case import Case, Node, inputs
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning, worst
-from launch.doctor.node import UNLIMITED
 from launch.doctor.storage import WEIGHT_BYTES
+from launch.placement.node_facts import UNLIMITED
+from launch.placement.ports import PORT_LIMIT
 from launch.plan.reliability import host_bytes
-from launch.ports import PORT_LIMIT
 
 GIB = 1024**3
 OPEN_FILES = (1024, 8192)  # below the first it fails, below the second it may: sockets of engines, judges, data loaders

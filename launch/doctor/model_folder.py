@@ -149,7 +149,7 @@ def trainer_accepts(case: Case) -> Finding:
         return skipped("no trainer is placed")
     trainer = case.config.trainer
     sizes = [f"--{size}={getattr(trainer, size)}" for size in ("tp", "pp", "cp", "vpp")]
-    command = [python, "-m", "trainer.accepts", case.config.model.path, *sizes]
+    command = [python, "-m", "trainer.preview.accepts", case.config.model.path, *sizes]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ACCEPT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -14,9 +14,9 @@ from conf.schema import ConfigError, RunConfig
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG, read_shape
-from launch.prepare import RECIPES, makes
+from launch.processes.prepare import RECIPES, makes
 from reward.task import TaskError, parse_task
-from rollout.prompts import Problem, ProblemError, load_tokenizer, read_problem, render
+from rollout.prompts.dataset import Problem, ProblemError, load_tokenizer, read_problem, render
 
 REMOTE = "hf://"
 FAST_BYTES = 4 * 1024**2  # of each file that are read at a launch; the queue server reads all of it

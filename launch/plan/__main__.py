@@ -4,7 +4,6 @@
     python -m launch.plan experiment=kestrel_256 plan.show=[splits]   some sections of it
     python -m launch.plan experiment=kestrel_256 plan.out=plan.json plan.figures=plan.html
     python -m launch.plan check=points.csv                            measured against predicted, nothing refitted
-    python -m launch.plan from_run=outputs/NAME                       a run's phases, its bottleneck, and which knob to turn
 
 Exit codes: 0 · 2 it was asked for wrongly.
 """
@@ -15,29 +14,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conf.check import check, check_each
-from conf.load import composed, unchecked
+from conf.compose.load import composed, unchecked
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report
 from launch.plan.figures import check_figures, write_figures
-from launch.plan.from_run import run_report
 from launch.plan.record import study_record
 from launch.plan.report import report
 from launch.plan.study import Study, make_study
 
 ASKED_WRONGLY = 2
-ALONE: dict[str, Callable[[Path], str]] = {"check": check_report, "from_run": run_report}  # they take no configuration
+CHECK = "check"  # takes a file and no configuration
 
 
 def run(arguments: Sequence[str]) -> str:
     """What is printed. Raises ConfigError."""
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in ALONE:
+        if key == CHECK:
             if len(arguments) > 1:
                 raise ConfigError(f"{key}= stands alone; leave out {next(a for a in arguments if a != argument)!r}")
             if not value:
-                raise ConfigError(f"{key}= names nothing: give it {'a file' if key == 'check' else 'the folder of a run'}")
-            return ALONE[key](Path(value))
+                raise ConfigError(f"{key}= names nothing: give it a file")
+            return check_report(Path(value))
     config = _configuration(arguments)
     check_each(config)
     check_figures(config.plan.figures)

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema import ConfigError
-from launch.charts import COLOURS, FAINT, Axis, chart
-from launch.drawing import Box, Drawing, Line, Text, write_sheet
-from launch.page import html_page, pre
 from launch.plan.answer import answer
 from launch.plan.lines import gb
 from launch.plan.search import Search
 from launch.plan.study import Study, longest_by_concurrency
 from launch.plan.training import USABLE
+from launch.report.charts import COLOURS, FAINT, Axis, chart
+from launch.report.drawing import Box, Drawing, Line, Text, write_sheet
+from launch.report.page import html_page, pre
 
 HTML, PNG = KINDS = ".html", ".png"
 WIDTH, HEIGHT = 620, 330

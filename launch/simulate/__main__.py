@@ -18,8 +18,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from conf.load import composed, to_run_config
-from conf.messages import in_one_line, kinds
+from conf.compose.hydra_errors import in_one_line, kinds
+from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
 from launch.simulate.compare import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
 from launch.simulate.measured import from_run, table

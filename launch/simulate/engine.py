@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import inf, sqrt
 
 from launch.simulate.speeds import EngineSpeeds
-from rollout.ledger import Finish, Position
+from rollout.ledger.ledger import Finish, Position
 
 Run = tuple[int, int]  # (version, how many tokens it sampled)
 KV_RESERVE_TOKENS = 512  # kept free for each running sequence when another is to join

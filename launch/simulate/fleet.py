@@ -8,7 +8,7 @@ from launch.simulate.events import Events
 from launch.simulate.scenario import Scenario
 from launch.simulate.segments import prompt, segment
 from launch.simulate.workload import Stream
-from rollout.ledger import RECORDED, Finish, Lease, Ledger, Position, Verdict
+from rollout.ledger.ledger import RECORDED, Finish, Lease, Ledger, Position, Verdict
 
 LONG_SHARE = 0.75  # a completion of so much of the cap is a long one
 JUDGES = "judges"

@@ -15,16 +15,16 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
-from conf.load import read_run
+from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from launch.metrics import read_metrics
 from launch.plan.inputs import Lengths
+from launch.report.metrics import read_metrics
 from launch.simulate.scenario import Failures, Fleet, Scenario
 from launch.simulate.simulation import simulate
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
 from launch.simulate.trainer import Step
 from launch.simulate.workload import Workload
-from rollout.ledger import Rules
+from rollout.ledger.ledger import Rules
 
 Metrics = Mapping[str, Any]
 ALLOWED = 0.20  # relative

@@ -12,7 +12,7 @@ from launch.plan.study import CALIBRATED, STATED, make_study
 from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
 from launch.simulate.speeds import engine_speeds, trainer_speeds
 from launch.simulate.workload import Workload
-from rollout.ledger import Rules
+from rollout.ledger.ledger import Rules
 
 ASSUMPTIONS = (STATED, CALIBRATED)
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from launch.charts import Axis, Series, chart, stack
-from launch.drawing import Drawing
-from launch.page import html_page, pre
+from launch.report.charts import Axis, Series, chart, stack
+from launch.report.drawing import Drawing
+from launch.report.page import html_page, pre
 from launch.simulate.report import Report, text
 from launch.simulate.simulation import Result
 

@@ -6,7 +6,7 @@ from math import inf
 
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
 from launch.simulate.workload import Workload
-from rollout.ledger import Rules
+from rollout.ledger.ledger import Rules
 
 DAY_S = 86_400.0
 

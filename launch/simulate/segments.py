@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from launch.simulate.engine import Run
-from rollout.ledger import F32, I32, Finish, Prompt, Segment
+from rollout.ledger.ledger import F32, I32, Finish, Prompt, Segment
 
 LONGEST_TOKENS = 1 << 17
 _INTS: I32 = np.zeros(LONGEST_TOKENS, np.int32)

@@ -16,7 +16,7 @@ from launch.simulate.events import Events
 from launch.simulate.fleet import SimulatedFleet
 from launch.simulate.scenario import Scenario
 from launch.simulate.trainer import SimulationError, Step, Trainer
-from rollout.ledger import Ledger
+from rollout.ledger.ledger import Ledger
 
 SAMPLE_S = 10.0
 

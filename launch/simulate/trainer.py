@@ -9,7 +9,7 @@ from launch.simulate.events import Events
 from launch.simulate.fleet import SimulatedFleet
 from launch.simulate.scenario import PushMode, Scenario
 from launch.simulate.segments import SimulatedSegment
-from rollout.ledger import Ledger
+from rollout.ledger.ledger import Ledger
 
 
 class SimulationError(RuntimeError):

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from launch.child import end_group, start_guarded
-from launch.lifecycle import Cause
-from launch.logs import cause_of_end, last_lines, open_log
-from launch.placement import Process
+from launch.placement.placement import Process
+from launch.processes.child import end_group, start_guarded
+from launch.processes.lifecycle import Cause
+from launch.processes.logs import cause_of_end, last_lines, open_log
+from launch.processes.supervise import TICK_S, Ended, NodeLost
 from launch.slurm.job import Job, time_left_s
 from launch.slurm.nodes import NodeWatch, end_step
 from launch.slurm.step import Where, deputy_command, exit_code, step_command, step_id
-from launch.supervise import TICK_S, Ended, NodeLost
 
 GRACE_S = 10.0  # between SIGTERM and the kill of a step; Slurm's KillWait after a scancel is 30 s by default
 KILLED_S = 15.0  # for Slurm to end a step that it was told to kill

@@ -11,7 +11,8 @@ from math import inf
 from pathlib import Path
 
 from conf.schema import ConfigError
-from launch.placement import Node, cuda_devices
+from launch.placement.gpus import cuda_devices
+from launch.placement.placement import Node
 from launch.slurm.step import probe_command
 
 ASK_S = 60.0

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
-from launch.child import end_group, signal_group, start_guarded
+from launch.processes.child import end_group, signal_group, start_guarded
 from launch.slurm.step import beat_command, nodes_command
 
 POLL_S = 5.0  # between two looks at what Slurm says

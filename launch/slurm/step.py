@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.exit_codes import CANNOT_START
 from conf.schema import ClusterConfig, ConfigError
-from launch.logs import END_MARK
-from launch.placement import Process
+from launch.placement.placement import Process
+from launch.processes.logs import END_MARK
+from rollout.exit_codes import CANNOT_START
 from rollout.guard import PARENT_VARIABLE, guarded
 
 STEP_MARK = "--- step "

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reward.limits import SandboxError
+from reward.jail.limits import SandboxError
 from reward.readers import contests, humaneval, lines, mbpp, verifiable
 from reward.readers.draft import Draft, ReadError, Refused, Summary
 from reward.readers.files import rows

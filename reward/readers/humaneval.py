@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward import codec
 from reward.claims import Claim, NotAClaim, read_claims
+from reward.jail import codec
 from reward.readers.draft import Draft, ReadError, Refused, text_of, user
 from reward.readers.pairs import TOLERANCE
 

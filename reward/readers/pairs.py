@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reward import codec
+from reward.jail import codec
 from reward.readers.draft import Refused
 
 TOLERANCE = 1e-6  # where floats are expected

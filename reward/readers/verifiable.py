@@ -10,7 +10,7 @@ Each may be an object, or JSON or a Python literal in a string. `prompt` is text
 import ast
 from typing import Any
 
-from reward.extract import blocks
+from reward.kinds.extract import blocks
 from reward.readers.contests import limited, tasks_of
 from reward.readers.draft import Draft, Refused, as_json, text_of, user
 from reward.readers.mbpp import entry_point

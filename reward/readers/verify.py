@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from reward.check import Problem, grade_all
-from reward.figures import Figures
+from reward.judge_stats import Figures
 from reward.readers.draft import Draft, Refused, Summary
 from reward.task import Defaults, Task, TaskError, parse_task
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import psutil
 
-from conf.exit_codes import NOT_NOW
-from conf.load import write_run
+from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
-from rollout.client import QueueClient, QueueError
-from rollout.decoder import decoder
-from rollout.keys import RunKeys
-from rollout.rendered import rendered
+from rollout.exit_codes import NOT_NOW
+from rollout.prompts.decoder import decoder
+from rollout.prompts.rendered import rendered
+from rollout.queue.client import QueueClient, QueueError
+from rollout.queue.keys import RunKeys
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather
 from tests.chaos.words import write_problems, write_tokenizer

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from conf.load import read_run
-from rollout.client import QueueClient, QueueError
+from conf.compose.load import read_run
 from rollout.engine_client import EngineClient, EngineError
-from rollout.keys import RunKeys
-from rollout.types import Batch, EngineInfo, Finish, Trajectory
-from rollout.wire import pack
+from rollout.ledger.records import Batch, EngineInfo, Finish, Trajectory
+from rollout.ledger.wire import pack
+from rollout.queue.client import QueueClient, QueueError
+from rollout.queue.keys import RunKeys
 from tests.chaos.words import worth
 from tests.rollout.fake_engine import next_token
 

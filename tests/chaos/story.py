@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout.journal import Journal
-from rollout.ledger import Ledger
-from rollout.prompts import PromptStream
-from rollout.rules import Rules
-from rollout.types import Prompt
+from rollout.ledger.journal import Journal
+from rollout.ledger.ledger import Ledger
+from rollout.ledger.records import Prompt
+from rollout.ledger.rules import Rules
+from rollout.prompts.dataset import PromptStream
 from tests.chaos.cluster import PROBLEMS, WORKERS, ChaosError, Cluster
 from tests.chaos.proxy import Weather
 

@@ -161,8 +161,8 @@ def test_layouts_that_cannot_be_are_refused(settings: dict[str, object], message
 
 def test_tokens_are_counted_as_the_trainer_will_cut_them() -> None:
     """The check by settings alone and the capacity that the trainer packs to must not drift apart."""
-    from trainer.balance import Capacity
-    from trainer.spec import layout_of
+    from conf.shapes import layout_of
+    from trainer.learn.balance import Capacity
 
     for cp, tp, sequence_parallel in ((1, 1, False), (2, 1, False), (1, 4, True), (3, 4, True), (4, 8, True), (5, 3, True)):
         config = changed("trainer.tokens_per_microbatch", 18_432)

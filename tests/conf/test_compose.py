@@ -10,10 +10,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from conf.load import composed as compose
-from conf.load import read_run, to_run_config, unchecked, write_run
-from conf.messages import SETTINGS
-from conf.presets import check_presets
+from conf.compose.hydra_errors import SETTINGS
+from conf.compose.load import composed as compose
+from conf.compose.load import read_run, to_run_config, unchecked, write_run
+from conf.compose.presets import check_presets
 from conf.schema import ConfigError, RunConfig
 
 CONF = Path(__file__).parents[2] / "conf"

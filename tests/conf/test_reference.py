@@ -4,14 +4,14 @@ from pathlib import Path
 
 from conf import schema
 from conf.check import CHOICES
-from conf.reference import main, page, settings
+from conf.compose.reference import main, page, settings
 
 PROJECT = Path(__file__).parents[2]
 
 
 def test_written_page_is_current() -> None:
-    told = "run `python -m conf.reference conf/README.md`"
-    assert (PROJECT / "conf/README.md").read_text() == page(), told
+    told = "run `python -m conf.compose.reference docs/settings.md`"
+    assert (PROJECT / "docs/settings.md").read_text() == page(), told
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from conf.compose.secrets import refuse_secrets
 from conf.schema import ConfigError
-from conf.secret import refuse_secrets
 
 SECRET = "s3cr3t-value"
 

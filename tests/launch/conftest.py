@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.launch.slurm.slurm_cluster import SlurmCluster, slurm_cluster
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ def write_problems(file: Path, *problems: dict[str, Any]) -> None:
 def write_project(folder: Path) -> None:
     """A folder in which `launch` below runs with stand-ins for the queue, the engines, the judges and the trainer."""
     for name, source in {
-        "rollout/queue.py": LIVES_UNTIL_CLOSED,
+        "rollout/queue/__main__.py": LIVES_UNTIL_CLOSED,
         "rollout/__main__.py": LIVES_UNTIL_CLOSED,
         "reward/__main__.py": LIVES_UNTIL_CLOSED,
         "trainer/__main__.py": TRAINER,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local import GRACE_S
+from launch.processes.local import GRACE_S
 from tests.launch.stand_ins import ENV, command, write_project
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)"])
 time.sleep(900)
 """
-ROLES = ("rollout/queue.py", "rollout/__main__.py", "reward/__main__.py", "trainer/__main__.py")
+ROLES = ("rollout/queue/__main__.py", "rollout/__main__.py", "reward/__main__.py", "trainer/__main__.py")
 START_S = 90.0
 PROMISED_S = 10.0
 

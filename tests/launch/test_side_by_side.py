@@ -39,7 +39,7 @@ LISTENERS = 3  # the queue server and two engines; beside them torchrun's stores
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     write_project(tmp_path)
-    for role in ("rollout/queue.py", "rollout/__main__.py"):
+    for role in ("rollout/queue/__main__.py", "rollout/__main__.py"):
         (tmp_path / role).write_text(LISTENS + LIVES_UNTIL_CLOSED)
     (tmp_path / "trainer/__main__.py").write_text(WAITS_FOR_GO + TRAINER)
     return tmp_path

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reward.sandbox import Sandbox
+from reward.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward import codec
 from reward.claims import NotAClaim, read_claims
 from reward.grade import grade
-from reward.sandbox import Sandbox
+from reward.jail import codec
+from reward.sandbox.sandbox import Sandbox
 from reward.task import AssertsTask, parse_task
 
 PLAIN = st.recursive(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from reward.grade import Verdict, grade
-from reward.sandbox import Sandbox
+from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO
 

@@ -9,7 +9,7 @@ from reward.grade import grade
 from reward.readers.draft import Draft, Refused
 from reward.readers.files import rows
 from reward.readers.humaneval import installed_humaneval, read_humaneval
-from reward.sandbox import Sandbox
+from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ import pytest
 
 from conf.schema import RewardConfig
 from reward.judge import Judge, JudgeError
-from rollout.client import QueueTimeout
-from rollout.types import Finish, GradingWork, Heard, Position, Verdict
+from rollout.ledger.records import Finish, GradingWork, Heard, Position, Verdict
+from rollout.queue.client import QueueTimeout
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 RIGHT, WRONG = "    return x * x\n", "    return x\n"

@@ -16,11 +16,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from conf.load import write_run
+from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
-from rollout.client import AsyncQueueClient, QueueClient, QueueTimeout
-from rollout.keys import RunKeys
-from rollout.types import Batch, Finish, Segment
+from rollout.ledger.records import Batch, Finish, Segment
+from rollout.queue.client import AsyncQueueClient, QueueClient, QueueTimeout
+from rollout.queue.keys import RunKeys
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout.rules import Rules
-from rollout.types import Finish, Prompt, Segment, Verdict
+from rollout.ledger.records import Finish, Prompt, Segment, Verdict
+from rollout.ledger.rules import Rules
 
 
 def rules(**changed: Any) -> Rules:

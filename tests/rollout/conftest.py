@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rollout.desk import Desk
+from tests.rollout.queue.desk import Desk
 
 
 @pytest.fixture

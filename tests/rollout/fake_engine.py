@@ -188,7 +188,7 @@ class FakeEngine:
     # Weights
 
     async def _init_group(self, http: web.Request) -> web.Response:
-        from trainer.weight_group import WeightGroupError, join  # only pushes need torch
+        from trainer.push.weight_group import WeightGroupError, join  # only pushes need torch
 
         body = await http.json()
         async with self._weight_calls:
@@ -208,7 +208,7 @@ class FakeEngine:
         return answer(True)
 
     async def _destroy_group(self, http: web.Request) -> web.Response:
-        from trainer.weight_group import destroy
+        from trainer.push.weight_group import destroy
 
         name = (await http.json())["group_name"]
         async with self._weight_calls:
@@ -224,7 +224,7 @@ class FakeEngine:
         return answer(True)
 
     async def _receive(self, http: web.Request) -> web.Response:
-        from trainer.weight_group import WeightGroupError
+        from trainer.push.weight_group import WeightGroupError
 
         body = await http.json()
         if not self.updating:
@@ -250,7 +250,7 @@ class FakeEngine:
         return answer(True)
 
     async def _checksum(self, _: web.Request) -> web.Response:
-        from trainer.weight_group import expected_checksums
+        from trainer.push.weight_group import expected_checksums
 
         checksums = expected_checksums(self.weights.items())[0] if self.weights else {}
         rank = {"checksums": checksums, "parallelism_info": [{"tp_rank": 0}]}
@@ -275,7 +275,7 @@ def receive(group: Any, names: Sequence[str], dtypes: Sequence[str], shapes: Seq
     """Takes part in the broadcast of one bucket, and cuts it into tensors."""
     import torch
 
-    from trainer.weight_group import broadcast
+    from trainer.push.weight_group import broadcast
 
     types = [getattr(torch, dtype) for dtype in dtypes]
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types, strict=True)]

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.load import write_run
+from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from rollout.client import QueueClient
 from rollout.engine_client import EngineClient
-from rollout.keys import RunKeys
-from rollout.types import Batch, EngineInfo, Trajectory, Verdict
+from rollout.ledger.records import Batch, EngineInfo, Trajectory, Verdict
+from rollout.queue.client import QueueClient
+from rollout.queue.keys import RunKeys
 from tests.rollout.fake_engine import VOCABULARY, next_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]

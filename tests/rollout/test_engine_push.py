@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rollout.engine import Engine, EngineSettings
 from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
 from tests.ports import free_port
-from trainer import weight_group
+from trainer.push import weight_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -305,7 +305,7 @@ def test_a_wrong_shape_fails_and_the_engine_keeps_its_old_version(fleet: EngineF
 
 TRAINER = """
 import sys, time
-from trainer import weight_group
+from trainer.push import weight_group
 weight_group.join("127.0.0.1", int(sys.argv[1]), rank=0, world_size=2, group_name="doomed", timeout_s=60)
 print("joined", flush=True)
 time.sleep(1000)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout.changes import DropKind
-from rollout.journal import Journal, JournalDamaged, JournalError
-from rollout.ledger import Ledger
+from rollout.ledger.changes import DropKind
+from rollout.ledger.journal import Journal, JournalDamaged, JournalError
+from rollout.ledger.ledger import Ledger
 from rollout.new_ledger import NewLedgerError, newest_checkpoint, renew
 from tests.rollout.builders import prompt, rules, segment, verdict
 

@@ -9,8 +9,8 @@ import pytest
 from conf.schema import ConfigError
 from rollout.__main__ import own_address
 from rollout.engine_client import Generated
+from rollout.ledger.records import Finish, Position, SegmentWork
 from rollout.meter import Meter
-from rollout.types import Finish, Position, SegmentWork
 from rollout.worker import CannotStart, finish_of, stop_token_ids
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rollout.engine_client import EngineClient
-from rollout.types import Trajectory
+from rollout.ledger.records import Trajectory
 from tests.rollout.stage import LEAVING_S, WAIT_S, WORKER, Stage, leased, listener, wait_until
 
 

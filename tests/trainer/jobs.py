@@ -12,10 +12,12 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from trainer import attention, checkpoint, hf_weights, model, packing, parallel
-from trainer.logprobs import token_logprobs
-from trainer.parallel import Layout, Mesh
-from trainer.spec import read_spec
+from conf.shapes import read_spec
+from trainer import process_groups
+from trainer.learn import packing
+from trainer.learn.logprobs import token_logprobs
+from trainer.megatron import attention, checkpoint, hf_weights, model
+from trainer.process_groups import Layout, Mesh
 
 VOCAB = 250  # not a multiple of 4, so TP 4 pads it
 PACKINGS = ([5, 17, 3, 40, 1, 8, 22], [30, 30, 20, 16], [96], [48, 1, 47])
@@ -145,7 +147,7 @@ class Forward(NamedTuple):
 
 def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> Forward:
     """Loads the folder, computes the logits of microbatch 0, and exports the weights."""
-    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    mesh = process_groups.initialize(layout, seed=1, timeout_s=60)
     spec = read_spec(folder)
     chunks = model.build(spec, mesh, dtype=getattr(torch, dtype))
     hf_weights.load(chunks, spec, mesh, folder)
@@ -163,18 +165,18 @@ def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> F
         logits = logits[:TOKENS]
     manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, getattr(torch, dtype))]
     weights = exported(chunks, spec, mesh)
-    parallel.shutdown()
+    process_groups.shutdown()
     return Forward(logits, weights, manifest)
 
 
 def save_folder(folder: str, target: str, layout: Layout, file_bytes: int) -> None:
     """Loads one Hugging Face folder and writes another."""
-    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    mesh = process_groups.initialize(layout, seed=1, timeout_s=60)
     spec = read_spec(folder)
     chunks = model.build(spec, mesh, dtype=torch.float32)
     hf_weights.load(chunks, spec, mesh, folder)
     hf_weights.save(chunks, spec, mesh, target, source_folder=folder, file_bytes=file_bytes)
-    parallel.shutdown()
+    process_groups.shutdown()
 
 
 class Trained(NamedTuple):
@@ -209,7 +211,7 @@ def train(
     overlap: bool = False,
 ) -> Trained:
     """Trains on the four microbatches each step; resumes from the newest checkpoint where steps do not start at 0."""
-    mesh = parallel.initialize(layout, seed=1, timeout_s=60)
+    mesh = process_groups.initialize(layout, seed=1, timeout_s=60)
     state = build_job(folder, mesh, load=steps.start == 0, dtype=dtype, overlap_grad_reduce=overlap, overlap_param_gather=overlap)
     store = checkpoint.Checkpoints(checkpoints, state, keep=2) if checkpoints else None
     loaded = checkpoint.load(checkpoint.latest(checkpoints), state) if steps.start else None
@@ -224,7 +226,7 @@ def train(
         trained.saves.extend(store.wait(timeout_s=60))
     model.gather_parameters(state.chunks)
     trained.weights.update(exported(list(state.chunks), read_spec(folder), mesh))
-    parallel.shutdown()
+    process_groups.shutdown()
     return trained
 
 

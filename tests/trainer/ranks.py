@@ -19,7 +19,7 @@ ONE_WAS_KILLED = r"died|Connection (closed|reset) by peer"
 """What `RankFailed` says then: its own pipe tells of it first, or a rank that talked to it."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["trainer", "trainer.checkpoint", "tests.trainer.jobs"])
+_context.set_forkserver_preload(["trainer", "trainer.megatron.checkpoint", "tests.trainer.jobs"])
 
 
 class RankFailed(AssertionError):

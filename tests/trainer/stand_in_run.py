@@ -26,13 +26,13 @@ import torch
 from aiohttp import web
 
 from conf.check import check
-from conf.load import write_run
+from conf.compose.load import write_run
 from conf.schema import RunConfig
-from launch.metrics import METRICS_FILE, Metrics, MetricsFile
-from rollout.client import AsyncQueueClient, QueueClient
+from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
 from rollout.engine_client import EngineClient
-from rollout.keys import RunKeys
-from rollout.types import I32, Finish, Position, Segment, SegmentWork, Verdict
+from rollout.ledger.records import I32, Finish, Position, Segment, SegmentWork, Verdict
+from rollout.queue.client import AsyncQueueClient, QueueClient
+from rollout.queue.keys import RunKeys
 from tests.rollout.fake_engine import VOCABULARY, FakeEngine, serve
 from tests.trainer import ranks
 

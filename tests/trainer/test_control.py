@@ -6,11 +6,11 @@ from tests.trainer import ranks
 
 
 def fail_on_rank_0(timeout_s: float) -> tuple[list[str], str, float]:
-    from trainer import parallel
+    from conf.shapes import Layout
+    from trainer import process_groups
     from trainer.control import Control
-    from trainer.spec import Layout
 
-    mesh = parallel.initialize(Layout(), seed=0, timeout_s=timeout_s)
+    mesh = process_groups.initialize(Layout(), seed=0, timeout_s=timeout_s)
     control = Control(timeout_s=timeout_s)
     texts = control.gather("x" * mesh.rank)
     shared = control.share(str, lambda: "told")
@@ -38,10 +38,10 @@ def test_ranks_agree_only_when_all_do() -> None:
 
 
 def agreements(timeout_s: float) -> tuple[bool, bool]:
-    from trainer import parallel
+    from conf.shapes import Layout
+    from trainer import process_groups
     from trainer.control import Control
-    from trainer.spec import Layout
 
-    mesh = parallel.initialize(Layout(), seed=0, timeout_s=timeout_s)
+    mesh = process_groups.initialize(Layout(), seed=0, timeout_s=timeout_s)
     control = Control(timeout_s=timeout_s)
     return control.agree(mesh.rank == 0), control.agree(True)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from rollout import recorded
-from rollout.types import Position
-from rollout.wire import pack
+from rollout.ledger import past_batches
+from rollout.ledger.records import Position
+from rollout.ledger.wire import pack
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.stand_in_run import CONCURRENCY, Run, make_run
-from trainer.checkpoint import complete
+from trainer.megatron.checkpoint import complete
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -90,15 +90,15 @@ def test_batches_taken_before_a_kill_are_served_again_token_for_token(tmp_path: 
     run.token_s = 0.05
     with run.queue(), pytest.raises(ranks.RankFailed, match=ranks.ONE_WAS_KILLED):
         run.train(strike=(5, 0.1, signal.SIGKILL))
-    taken = recorded.steps(run.path, run.config)
-    before = dict(zip(taken, recorded.batches(run.path, run.config, taken), strict=True))
+    taken = past_batches.steps(run.path, run.config)
+    before = dict(zip(taken, past_batches.batches(run.path, run.config, taken), strict=True))
     assert any(np.ptp(t.versions[t.sampled]) for batch in before.values() for t in batch.trajectories)
     lines = {line["step"]: line for line in figures(run)}
     resumed_from = max((version for version, _ in complete(run.path / "checkpoints")), default=0)
     finish(run)
-    served = [step for step in recorded.steps(run.path, run.config) if step in before and step >= resumed_from]
+    served = [step for step in past_batches.steps(run.path, run.config) if step in before and step >= resumed_from]
     assert served
-    for step, batch in zip(served, recorded.batches(run.path, run.config, served), strict=True):
+    for step, batch in zip(served, past_batches.batches(run.path, run.config, served), strict=True):
         assert pack(batch) == pack(before[step])
     # And they are what the trainer was served, as their losses and gradients show.
     again = [line for line in figures(run) if line["step"] in lines and line["step"] > resumed_from]

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from conf.shapes import Layout, read_spec
 from tests.trainer import jobs, ranks
-from tests.trainer.test_policy import batch, config, model_folder
-from trainer import checkpoint, parallel
-from trainer.policy import load_policy
-from trainer.reference import Reference, fingerprint
-from trainer.spec import Layout, read_spec
+from tests.trainer.megatron.test_policy import batch, config, model_folder
+from trainer import process_groups
+from trainer.megatron import checkpoint
+from trainer.megatron.policy import load_policy
+from trainer.megatron.reference import Reference, fingerprint
 from trainer.step import Stopwatch, train_step
 
 STEPS, SAVED = 10, 5
@@ -35,7 +36,7 @@ def train(folder: str, checkpoints: str, layout: Layout, steps: range, changes: 
     settings.trainer.steps, settings.trainer.warmup_steps, settings.trainer.lr_schedule = STEPS, 4, "cosine"
     for name, value in changes.items():
         setattr(settings.algo, name, value)
-    mesh = parallel.initialize(layout, seed=0, timeout_s=60)
+    mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
     policy.remember_reference()
     store = checkpoint.Checkpoints(checkpoints, policy.training_state, keep=2)
@@ -48,7 +49,7 @@ def train(folder: str, checkpoints: str, layout: Layout, steps: range, changes: 
             store.begin_save(SAVED, {})
     assert [saved.failure for saved in store.wait(timeout_s=60)] in ([], [None])
     weights = jobs.exported(list(policy.chunks), policy.spec, mesh)
-    parallel.shutdown()
+    process_groups.shutdown()
     return Outcome(weights=weights, figures=figures)
 
 
@@ -107,7 +108,7 @@ def identity(folder: str, layout: Layout) -> tuple[str, bool]:
     """The fingerprint, and whether changing places and back leaves every bit where it was."""
     settings = config()
     settings.model.path, settings.model.dtype = folder, "bfloat16"
-    mesh = parallel.initialize(layout, seed=0, timeout_s=60)
+    mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
     reference = Reference(policy.chunks, read_spec(folder), mesh)
     before = [p.data.clone() for p in policy.chunks[0].parameters()]
@@ -120,7 +121,7 @@ def identity(folder: str, layout: Layout) -> tuple[str, bool]:
         again = fingerprint(policy.chunks, policy.spec, mesh)
     figures = reference.figures()
     exact &= figures["reference/host_bytes"] == sum(2 * b.numel() for b in before) and figures["time/reference_swap_s"] > 0
-    parallel.shutdown()
+    process_groups.shutdown()
     return again, exact and again == reference.fingerprint
 
 

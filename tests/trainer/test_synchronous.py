@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from conf.schema import RunConfig
-from rollout.ledger import Ledger
-from rollout.rules import Rules
-from rollout.types import Batch, Finish, Group, Prompt, Segment, Trajectory, Verdict
+from rollout.ledger.ledger import Ledger
+from rollout.ledger.records import Batch, Finish, Group, Prompt, Segment, Trajectory, Verdict
+from rollout.ledger.rules import Rules
 from tests.trainer import ranks
-from tests.trainer.test_policy import VOCAB, model_folder
+from tests.trainer.megatron.test_policy import VOCAB, model_folder
 
 STEPS, GROUPS, COMPLETIONS, LONGEST, CUT = 6, 2, 3, 10, 4
 
@@ -33,7 +33,7 @@ def prompt(index: int) -> Prompt:
 
 def sample(policy, tokens: Sequence[int], count: int, *, seed: Sequence[int], offset: int) -> tuple[list[int], list[float]]:
     """Continues `tokens`; each place of each completion has a random number of its own, wherever a cut falls."""
-    from trainer import attention, model
+    from trainer.megatron import attention, model
 
     tokens, logprobs = list(tokens), []
     for place in range(offset, offset + count):
@@ -131,12 +131,12 @@ def generate_all(ledger: Ledger, policy) -> None:
 
 
 def load(config: RunConfig):
-    from trainer import parallel
-    from trainer.policy import load_policy
-    from trainer.spec import Layout
+    from conf.shapes import Layout
+    from trainer import process_groups
+    from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, batch_figures, train_step
 
-    policy = load_policy(config, parallel.initialize(Layout(), seed=0, timeout_s=60))
+    policy = load_policy(config, process_groups.initialize(Layout(), seed=0, timeout_s=60))
     policy.remember_reference()
     return policy, lambda batch: batch_figures(batch) | train_step(policy, batch, config, Stopwatch())
 

@@ -1,0 +1,106 @@
+"""Between Hydra's world and plain dataclasses: composing, checking, writing and reading a run's configuration."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from conf.check import check, check_resumed
+from conf.compose.hydra_errors import SETTINGS, in_one_line, wrong_type
+from conf.compose.presets import check_names
+from conf.compose.secrets import refuse_secrets
+from conf.schema import ConfigError, RunConfig
+
+CONFIG_FILE = "config.yaml"
+
+
+def register() -> None:
+    """Makes the schema known to Hydra; `config.yaml` names it as its first default."""
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+
+
+def composed(words: Sequence[str]) -> DictConfig:
+    """What Hydra composes from the words of a command line. Raises ConfigError."""
+    check_names(words)
+    register()
+    with in_one_line(), initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=list(words))
+
+
+def to_run_config(composed: DictConfig) -> RunConfig:
+    """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
+    config = unchecked(composed)
+    check(config)
+    return config
+
+
+def unchecked(composed: DictConfig) -> RunConfig:
+    """The same, with types and keys checked alone; `conf.check` is yet to be asked. Raises ConfigError."""
+    with in_one_line():
+        # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
+        values = OmegaConf.to_container(composed, resolve=True)
+        refuse_secrets(values, os.environ)  # first: other refusals show the value
+        _check_lists(values, "")
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def _check_lists(node: object, key: str) -> None:
+    """Raises ConfigError. OmegaConf lets a list of texts hold lists, and does not say which it cannot make of something else."""
+    if SETTINGS.get(key) == list[str]:
+        if not isinstance(node, list) or any(isinstance(item, dict | list) for item in node):
+            raise ConfigError(wrong_type(key, f"{key}={'null' if node is None else node}", list[str]))
+    elif isinstance(node, dict):
+        for name, inner in node.items():
+            _check_lists(inner, f"{key}.{name}" if key else str(name))
+
+
+def as_yaml(config: RunConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def write_run(config: RunConfig, run_dir: Path) -> None:
+    """Writes the resolved configuration into the run's folder. It holds no secrets: those lie in `keys/`."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    unfinished = run_dir / f".{CONFIG_FILE}"  # the file is whole or not there, whenever this is killed
+    with unfinished.open("w") as file:
+        file.write(as_yaml(config))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(run_dir / CONFIG_FILE)
+
+
+def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of an existing run, with changes such as `trainer.tp=1`. Raises ConfigError."""
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(f"{run_dir} is no run's folder: it holds no {CONFIG_FILE}")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: must hold a mapping")
+    with in_one_line():
+        loaded.merge_with_dotlist(list(overrides))
+    return to_run_config(loaded)
+
+
+def read_resumed(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """Of a run that goes on, wherever its folder is by now, with what the command line changes. Raises ConfigError."""
+    if run_dir.name in ("", ".."):
+        run_dir = run_dir.resolve()  # its name becomes the run's
+    stored = read_run(run_dir)
+    kept = [override for override in overrides if not override.startswith("experiment=")]  # that was chosen once
+    with in_one_line():
+        merged = OmegaConf.merge(OmegaConf.structured(stored), OmegaConf.from_dotlist(kept))
+    assert isinstance(merged, DictConfig)
+    config = to_run_config(merged)
+    check_resumed(stored, config)
+    config.output, config.name, config.resume = str(run_dir.parent), run_dir.name, str(run_dir)
+    return config

@@ -1,0 +1,64 @@
+"""Presets, the YAML files of conf's folders: what they are called, and what is said of them on the command line."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from conf.schema import ConfigError
+
+FOLDER = Path(__file__).parents[1]
+EXPERIMENT = "experiment"
+NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
+"""What Hydra reads as something else than a text: it would end in a ValueError that names nothing."""
+
+
+def check_names(words: Sequence[str]) -> None:
+    """Raises ConfigError where a group of presets is given what can be none's name."""
+    for word in words:
+        group, _, preset = word.lstrip("+").partition("=")
+        if not group:
+            raise ConfigError(f"{word}: a value without a setting; is there a blank before the sign?")
+        if NO_NAME.fullmatch(preset) and (FOLDER / group).is_dir():
+            raise ConfigError(f"{word}: choose a preset by its name, {group}={'|'.join(_members(group))}")
+
+
+def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
+    """Raises ConfigError where a preset named there would silently not hold: an experiment comes later, and would win."""
+    said = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    for group, preset in said.items():
+        file = FOLDER / group / f"{preset}.yaml"
+        if group == EXPERIMENT or not file.is_file():
+            continue
+        values = OmegaConf.to_container(composed[group], resolve=False)
+        for key, wanted in _leaves(OmegaConf.to_container(OmegaConf.load(file), resolve=False)):
+            full = f"{group}.{key}"
+            if full not in said and (found := _at(values, key)) != wanted:
+                raise ConfigError(
+                    f"{group}={preset} sets {full}={wanted}, but experiment={said.get(EXPERIMENT)} comes later and sets {found}: "
+                    f"give {full}={wanted} on the command line too, or {full}={found} to keep the experiment's"
+                )
+
+
+def experiments() -> list[str]:
+    return _members(EXPERIMENT)
+
+
+def _members(group: str) -> list[str]:
+    return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in (node or {}).items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name, inner
+
+
+def _at(node: Any, key: str) -> Any:
+    for part in key.split("."):
+        node = node[part]
+    return node

@@ -1,1 +1,0 @@
-"""How one node with GPUs is shared between trainer and engines."""

@@ -1,0 +1,144 @@
+"""How one node with GPUs is shared between trainer and engines: a pure function of what there is and of the model's size.
+
+All GPUs are used, the trainer's share is the one nearest to half on which it fits, and a model is cut no finer than it must be:
+the fewest ranks that hold it, and as many copies as there are GPUs for. Activations are computed again where nothing else fits.
+
+One GPU cannot be shared: NCCL takes one rank a GPU, and trainer and engine are ranks of one communicator at each push. There a
+run takes the CPU, which suits the debug model; what is larger needs a second GPU.
+
+    python -m launch.plan.one_node [override …]
+
+prints the overrides that suit this node's GPUs, one per line; launch/debug.sh adds them to its command. Of a sweep
+(`-m trainer.lr=1e-5,1e-4`) it takes the first value of each setting. It prints nothing where a run goes by the experiment
+as it is: with fewer than two GPUs, and for a run that is resumed.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from conf.compose.load import composed, to_run_config
+from conf.schema import ConfigError
+from launch.placement import node_facts
+from launch.placement.gpus import visible_gpus
+from launch.plan.inputs import WEIGHT_BYTES, Model, read_model
+from launch.plan.lines import count, gb
+from launch.plan.training import USABLE, Layout, training_memory
+
+ENGINE_WEIGHTS = 0.6  # of a GPU at most; the rest is for the KV cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeLayout:
+    tp: int
+    pp: int
+    dp: int
+    engines: int
+    engine_tp: int
+    recompute: bool = False  # all of the trainer's activations
+
+    @property
+    def trainer_gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        return self.trainer_gpus + self.engines * self.engine_tp
+
+    @property
+    def overrides(self) -> list[str]:
+        return [
+            "cluster=gpu_node", f"cluster.gpus_per_node={self.gpus}", "model.dtype=bfloat16",
+            f"trainer.tp={self.tp}", f"trainer.pp={self.pp}", f"trainer.dp={self.dp}",
+            f"rollout.engines={self.engines}", f"rollout.engine_tp={self.engine_tp}",
+            *(["trainer.recompute=full"] if self.recompute else []),
+        ]  # fmt: skip
+
+
+def fit(gpus: int, gpu_bytes: float, model: Model, tokens_per_microbatch: int) -> NodeLayout:
+    """Raises ConfigError when the model does not fit, or when there are fewer than two GPUs."""
+    if gpus < 2:
+        raise ConfigError(f"{gpus} GPU: NCCL takes one rank a GPU, so trainer and engines need two, or cluster=cpu")
+    shares = sorted(range(1, gpus), key=lambda share: (abs(share - gpus / 2), share))
+    for recompute in (False, True):
+        for share in shares:
+            trainer = _trainer(share, gpu_bytes, model, tokens_per_microbatch, recompute=recompute)
+            engine_tp = _engine_tp(gpus - share, gpu_bytes, model)
+            if trainer and engine_tp:
+                return NodeLayout(
+                    tp=trainer.tp, pp=trainer.pp, dp=trainer.dp, engines=(gpus - share) // engine_tp, engine_tp=engine_tp,
+                    recompute=recompute,
+                )  # fmt: skip
+    raise ConfigError(
+        f"{count(model.parameters)} parameters do not fit on {gpus} GPUs of {gb(gpu_bytes)} with "
+        f"trainer.tokens_per_microbatch={tokens_per_microbatch}: take more GPUs or nodes, a smaller model, or shorter completions"
+    )
+
+
+def _trainer(gpus: int, gpu_bytes: float, model: Model, tokens: int, *, recompute: bool) -> Layout | None:
+    """The least cut that fits on exactly so many GPUs, by tensors before by layers."""
+    for ranks, pp, tp in sorted((t * p, p, t) for t in _divisors(gpus) for p in _divisors(gpus // t)):
+        layout = Layout(
+            tp=tp, pp=pp, cp=1, dp=gpus // ranks, tokens_per_microbatch=tokens, recompute=recompute, sequence_parallel=False
+        )
+        cut = _cuts_heads(model, tp) and not model.layers % pp and not model.ffn % tp
+        if cut and training_memory(model, layout).bytes <= USABLE * gpu_bytes:
+            return layout
+    return None
+
+
+def _engine_tp(gpus: int, gpu_bytes: float, model: Model) -> int | None:
+    """The fewest GPUs that hold an engine, of those that share out all."""
+    room = ENGINE_WEIGHTS * gpu_bytes / (WEIGHT_BYTES * model.parameters)
+    return next((tp for tp in _divisors(gpus) if _cuts_heads(model, tp) and tp * room >= 1), None)
+
+
+def _cuts_heads(model: Model, tp: int) -> bool:
+    return not model.heads % tp and not model.kv_heads % tp
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if not number % d]
+
+
+ASKED_WRONGLY = 2
+MULTIRUN = ("-m", "--multirun")
+
+
+def main(words: list[str]) -> int:
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
+    found = node_facts.gpus()
+    if (visible := visible_gpus()) is not None:
+        found = found[: len(visible)]
+    if len(found) < 2 or any(word.startswith("resume=") for word in words):
+        return 0
+    try:
+        config = to_run_config(composed(["name=one_node", "experiment=debug", *one_job(words)]))
+        gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
+        layout = fit(len(found), gpu_bytes, read_model(config), config.trainer.tokens_per_microbatch)
+    except ConfigError as error:
+        print(f"one_node: {error}", file=sys.stderr)
+        return ASKED_WRONGLY
+    print("\n".join(layout.overrides))
+    return 0
+
+
+def one_job(words: list[str]) -> list[str]:
+    """The overrides of a sweep's first job; what a sweeper draws by itself, and what is for Hydra alone, is left out."""
+    if not set(words) & set(MULTIRUN):
+        return words
+    kept = [word for word in words if word not in MULTIRUN and not word.startswith(("hydra.", "hydra/"))]
+    job = []
+    for word, parsed in zip(kept, OverridesParser.create().parse_overrides(kept), strict=True):
+        if not parsed.is_sweep_override():
+            job.append(word)
+        elif parsed.is_discrete_sweep():
+            job.append(f"{parsed.get_key_element()}={next(parsed.sweep_string_iterator())}")
+    return job
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,187 @@
+"""What a run shows while it lives: what happens before the first step, a line a step, restarts.
+
+The source is `metrics.jsonl`, read as it grows, and, for what comes before its first line, whether the engines listen.
+On a terminal the last line is a live status; elsewhere there are plain lines only. Whatever is wrong with what it reads,
+the run goes on.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from launch.placement.placement import Process
+from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
+from launch.report.terminal import Shown
+
+HEADER_EVERY = 20
+PROBE_S = 1.0
+CONNECT_S = 0.5
+QUIET_S = 30.0  # off a terminal: a sign of life so often
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    title: str
+    key: str
+    form: str
+    width: int
+
+
+COLUMNS = (
+    Column(title="reward", key="reward/mean", form=".3f", width=6),
+    Column(title="lag", key="lag/max_versions", form=".0f", width=3),
+    Column(title="mean", key="lag/mean_versions", form=".2f", width=4),
+    Column(title="queue", key="queue/ready_groups", form=".0f", width=5),
+    Column(title="tok/s", key="tokens/generated_per_s", form=",.0f", width=6),
+    Column(title="trained", key="tokens/trained", form=",.0f", width=8),
+    Column(title="step s", key="time/step_s", form=".1f", width=6),
+    Column(title="wait", key="time/wait_batch_s", form=".1f", width=5),
+    Column(title="logp", key="time/old_logprob_s", form=".1f", width=5),
+    Column(title="ref", key="time/ref_logprob_s", form=".1f", width=5),
+    Column(title="train", key="time/train_s", form=".1f", width=5),
+    Column(title="push", key="time/push_s", form=".1f", width=5),
+    Column(title="mismatch", key="mismatch/same_version_abs_logprob", form=".1e", width=8),
+    Column(title="eval", key="eval/pass_rate", form=".3f", width=5),
+)
+STEP_WIDTH = 9
+
+
+def header() -> str:
+    return " ".join([f"{'step':>{STEP_WIDTH}}", *(f"{c.title:>{c.width}}" for c in COLUMNS)])
+
+
+def row(line: Metrics, steps: int) -> str:
+    cells = [f"{line['step']}/{steps}".rjust(STEP_WIDTH)]
+    for column in COLUMNS:
+        value = line.get(column.key)
+        cells.append((f"{value:{column.form}}" if isinstance(value, int | float) else "").rjust(column.width))
+    return " ".join(cells).rstrip()
+
+
+class FirstTokens:
+    """Whether an engine has generated: its worker says so in its log, once a start."""
+
+    SAID = b"has its first tokens"
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._read = {path: path.stat().st_size for path in self._logs()}  # what is there is of an earlier life of the run
+
+    def found(self) -> bool:
+        for path in self._logs():
+            with suppress(OSError), path.open("rb") as log:
+                log.seek(self._read.get(path, 0))
+                data = log.read()
+                if self.SAID in data:
+                    return True
+                self._read[path] = self._read.get(path, 0) + data.rfind(b"\n") + 1
+        return False
+
+    def _logs(self) -> list[Path]:
+        return sorted(self._log_dir.glob("worker-*.log"))
+
+
+class Listening:
+    """Which engines listen. Asked in a thread: to look up a name, or to reach a node that is gone, may take long."""
+
+    def __init__(self, engines: Mapping[str, tuple[str, int]]) -> None:
+        self._silent = dict(engines)
+        self._found: SimpleQueue[str] = SimpleQueue()
+        self._round = threading.Thread(target=self._ask)
+
+    def new(self) -> list[str]:
+        """Those that were found to listen since the last call; the others are asked again, one round at a time."""
+        found = [self._found.get() for _ in range(self._found.qsize())]
+        for name in found:
+            del self._silent[name]
+        if self._silent and not self._round.is_alive() and self._found.empty():
+            self._round = threading.Thread(target=self._ask, daemon=True, name="listening")
+            self._round.start()
+        return found
+
+    def _ask(self) -> None:
+        for name, address in list(self._silent.items()):
+            with suppress(OSError), socket.create_connection(address, timeout=CONNECT_S):
+                self._found.put(name)
+
+
+class Progress:
+    def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: Shown, *, resumed: bool) -> None:
+        self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
+        self._steps = steps
+        self._out = out
+        engines = {name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")}
+        self._starting = list(engines)
+        self._listening = Listening(engines)
+        self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
+        self._started_s = self._last_line_s = time.monotonic()
+        self._next_probe_s = 0.0
+        self._rows = 0
+        self._last_step: Metrics | None = None
+        self._live = ""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._clear_live()
+        print(text, file=self._out, flush=True)
+        self._last_line_s = time.monotonic()
+
+    def tick(self) -> None:
+        for line in self._metrics.new_lines():
+            self._show(line)
+        if time.monotonic() >= self._next_probe_s:
+            self._next_probe_s = time.monotonic() + PROBE_S
+            self._probe_engines()
+            self._probe_first_tokens()
+            self._show_status()
+
+    def _show(self, line: Metrics) -> None:
+        if self._rows % HEADER_EVERY == 0:
+            self.say(header())
+        self._rows += 1
+        self.say(row(line, self._steps))
+        self._last_step = line
+
+    def _probe_engines(self) -> None:
+        for name in self._listening.new():
+            self._starting.remove(name)
+            self.say(f"{name} listens after {self._elapsed_s():.0f} s")
+
+    def _probe_first_tokens(self) -> None:
+        if self._first_tokens is not None and self._first_tokens.found():
+            self._first_tokens = None
+            self.say(f"first tokens after {self._elapsed_s():.0f} s")
+
+    def _show_status(self) -> None:
+        text = self._status()
+        if columns := self._out.columns():
+            self._clear_live()
+            self._live = text[: columns - 1]  # of a line that wraps only the last part could be cleared
+            print(self._live, end="", file=self._out, flush=True)
+        elif time.monotonic() - self._last_line_s > QUIET_S:
+            self.say(text)
+
+    def _status(self) -> str:
+        elapsed = f"  {self._elapsed_s():.0f} s:"
+        if self._last_step is None:
+            before = f"starting {', '.join(self._starting)}" if self._starting else "first push, evaluation and batch"
+            return f"{elapsed} {before}"
+        done = int(self._last_step["step"])
+        if done >= self._steps:
+            return f"{elapsed} last push, evaluation and checkpoint"
+        step_s = self._last_step.get("time/step_s")
+        left = f", about {(self._steps - done) * step_s:.0f} s to go" if step_s else ""
+        return f"{elapsed} step {done + 1} since {time.monotonic() - self._last_line_s:.0f} s{left}"
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _clear_live(self) -> None:
+        if self._live:
+            print(f"\r{' ' * len(self._live)}\r", end="", file=self._out)
+            self._live = ""

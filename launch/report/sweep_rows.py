@@ -1,0 +1,139 @@
+"""A sweep as rows: what was varied, how each job ended, and what its steps were like."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from pathlib import Path
+from statistics import fmean, median
+
+from conf.compose.load import read_run
+from conf.schema import ConfigError
+from launch.report.metrics import METRICS_FILE, Metrics, read_metrics
+from launch.report.summary import LAST_STEPS
+from launch.report.sweep_jobs import Job, State, read_jobs
+
+SEEDS = ("trainer.seed", "data.seed")  # runs that differ in these alone are repetitions
+NOT_VARIED = ("experiment", "name", "output", "dry_run")
+KILLED = "ended without a word: killed, or still running"
+
+
+class NoSweep(ValueError):
+    """A folder that holds no runs; the message says what to give."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A job. Figures are NaN where there is none; means leave out the first step, which waits for everything to start."""
+
+    job: Job
+    steps: int  # done
+    wanted_steps: int  # 0: not known
+    reward: float  # mean of the last steps
+    pass_before: float
+    pass_after: float
+    trained_per_s: float  # tokens
+    lag_mean: float  # versions
+    lag_max: float
+    mismatch_same: float  # |log-prob of the engine - of the trainer|, tokens of the trainer's own version
+    mismatch_all: float
+    idle_trainer: float
+    idle_rollout: float
+    step_s: float  # median
+    rewards: Sequence[tuple[int, float, float]]  # (step, seconds since the start, reward)
+
+    @property
+    def complete(self) -> bool:
+        return self.job.state is State.DONE
+
+
+def read_sweep(folder: Path) -> list[Row]:
+    """Raises NoSweep."""
+    jobs = read_jobs(folder) or [
+        Job(name=path.parent.name, said={}, state=State.DONE) for path in sorted(folder.glob(f"*/{METRICS_FILE}"))
+    ]
+    if not jobs:
+        raise NoSweep(f"{folder} holds no sweep: give the folder that `python -m launch -m …` named, multirun/DATE")
+    return [row(job, read_metrics(folder / job.name), _wanted_steps(folder / job.name)) for job in jobs]
+
+
+def _wanted_steps(run_dir: Path) -> int:
+    try:
+        return read_run(run_dir).trainer.steps
+    except ConfigError:
+        return 0
+
+
+def row(job: Job, lines: Sequence[Metrics], wanted_steps: int) -> Row:
+    steps = [line for line in lines if line["step"] > 0]
+    steady = steps[1:] or steps
+    passed = _values(lines, "eval/pass_rate")
+    seconds = sum(_values(steady, "time/step_s"))
+    return Row(
+        job=job, steps=len(steps), wanted_steps=wanted_steps,
+        reward=_mean(_values(steps, "reward/mean")[-LAST_STEPS:]),
+        pass_before=passed[0] if len(passed) > 1 else nan, pass_after=passed[-1] if passed else nan,
+        trained_per_s=sum(_values(steady, "tokens/trained")) / seconds if seconds else nan,
+        lag_mean=_mean(_values(steady, "lag/mean_versions")), lag_max=max(_values(steps, "lag/max_versions"), default=nan),
+        mismatch_same=_mean(_values(steady, "mismatch/same_version_abs_logprob")),
+        mismatch_all=_mean(_values(steady, "mismatch/abs_logprob")),
+        idle_trainer=_mean(_values(steady, "idle/trainer_fraction")),
+        idle_rollout=_mean(_values(steady, "idle/rollout_fraction")),
+        step_s=median(_values(steady, "time/step_s") or [nan]), rewards=_rewards(lines, steps),
+    )  # fmt: skip
+
+
+def _rewards(lines: Sequence[Metrics], steps: Sequence[Metrics]) -> list[tuple[int, float, float]]:
+    start_s = float(lines[0]["time"]) if lines else 0.0
+    rewarded = [line for line in steps if _values([line], "reward/mean")]
+    return [(line["step"], float(line["time"]) - start_s, float(line["reward/mean"])) for line in rewarded]
+
+
+def _values(lines: Sequence[Metrics], key: str) -> list[float]:
+    return [float(line[key]) for line in lines if line.get(key) is not None and isfinite(line[key])]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else nan
+
+
+def varied_keys(rows: Sequence[Row]) -> list[str]:
+    """What differs between the jobs, in the order in which it was said; a job's name when nothing was."""
+    said = [row.job.said for row in rows]
+    keys = dict.fromkeys(key for one in said for key in one if key not in NOT_VARIED and "/" not in key)
+    return [key for key in keys if len({one.get(key) for one in said}) > 1]
+
+
+def number(text: str) -> float | None:
+    """None for words, `inf` and `nan` among them: they have no place on an axis of numbers."""
+    try:
+        return value if isfinite(value := float(text)) else None
+    except ValueError:
+        return None
+
+
+def is_numeric(rows: Sequence[Row], key: str) -> bool:
+    return all(number(row.job.said.get(key, "")) is not None for row in rows)
+
+
+def choose_x(rows: Sequence[Row], wanted: str = "") -> str:
+    """What to plot against: as asked, else the first of the varied keys that is a number and no seed. Raises NoSweep."""
+    keys = varied_keys(rows)
+    if wanted:
+        if wanted not in keys:
+            raise NoSweep(f"--x {wanted}: the sweep varies {', '.join(keys) or 'nothing'}")
+        return wanted
+    others = [key for key in keys if key not in SEEDS] or keys
+    return next((key for key in others if is_numeric(rows, key)), others[0] if others else "")
+
+
+def lines_of(rows: Sequence[Row], x: str) -> Mapping[str, list[Row]]:
+    """The rows by what else was varied, repetitions together: a line of a chart each."""
+    keys = [key for key in varied_keys(rows) if key != x and key not in SEEDS]
+    groups: dict[str, list[Row]] = {}
+    for one in rows:
+        groups.setdefault(", ".join(f"{short(key)}={one.job.said.get(key, '')}" for key in keys), []).append(one)
+    return groups
+
+
+def short(key: str) -> str:
+    return key.rpartition(".")[2]

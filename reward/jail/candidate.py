@@ -1,0 +1,194 @@
+"""The candidate's side of an `asserts` job: loads the code, then does with its objects what the tests ask for.
+
+Runs in the candidate's own jail and is trusted by nobody. Over the link to the tests' jail it first says what the code
+defines; then, one request at a time:
+
+    from the tests   {"do": operation, "args": [...], "kwargs": {...}}
+    to them          {"ok": value, "back": [...]}     `back`: the mutable arguments as the call left them
+                     {"raise": {...}}  {"exhausted": true}
+    to them          {"callback": number, "do": operation, "args": [...], "kwargs": {...}}   with an object of theirs (`lent`)
+    from them        {"answer": value}  {"exhausted": true}  {"failed": number, "kind": name}
+
+Running out of memory or stack is no exception that a test could expect: the process ends, and the judge sees it end.
+"""
+
+import operator
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from reward.jail import harness, shared_objects, transfer
+
+CROSSING_EXCEPTIONS = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, Exception, FileNotFoundError, ImportError, IndexError, KeyError,
+    LookupError, ModuleNotFoundError, NameError, NotImplementedError, OSError, OverflowError, PermissionError, RuntimeError,
+    SystemExit, TimeoutError, TypeError, UnicodeError, ValueError, ZeroDivisionError,
+)  # fmt: skip
+FATAL = (MemoryError, RecursionError, KeyboardInterrupt, GeneratorExit)
+PLAIN_BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
+
+
+def run(program: dict[str, Any]) -> None:
+    module = harness.new_module("solution")
+    server = Server(module)
+    names: dict[str, Any] = {}
+
+    def load() -> None:
+        harness.execute(program, module)
+        names.update(server.names())
+        if (wanted := program["entry_point"]) and wanted not in module.__dict__:
+            with suppress(NameError):  # the tests may do without it
+                names[wanted] = server.pack(harness.entry_point(module, wanted))
+
+    error = harness.guard(load)
+    harness.write_frame({"error": error} if error else {"ok": None})
+    if not error:
+        write(names)
+        server.serve()
+
+
+def write(message: dict[str, Any]) -> None:
+    harness.write_frame(message, harness.LINK_FD)
+
+
+def read() -> Any:
+    return harness.read_frame(harness.LINK_FD)
+
+
+class Server:
+    """The candidate's objects by number."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+        self.objects: list[object] = []
+        self.numbers: dict[int, int] = {}
+
+    def names(self) -> dict[str, Any]:
+        """What the module defines, as the tests will see it."""
+        return {
+            name: self.pack(value)
+            for name, value in self.module.__dict__.items()
+            if not name.startswith("__") and not isinstance(value, types.ModuleType)
+        }
+
+    def serve(self) -> None:
+        while True:
+            self.answer(read())
+
+    def answer(self, request: dict[str, Any]) -> None:
+        try:
+            args = [self.unpack(item) for item in request["args"]]
+            kwargs = {name: self.unpack(item) for name, item in request.get("kwargs", {}).items()}
+            result = OPERATIONS[request["do"]](*args, **kwargs)
+            back = [self.pack(item) if type(item) in (list, dict, set, bytearray) else None for item in args]
+            reply = {"ok": self.pack(result), "back": back}
+        except harness.ChannelClosed:
+            raise
+        except FATAL:
+            harness.leave(1)
+        except StopIteration as error:
+            reply = (
+                {"exhausted": True} if request["do"] == "next" else self.failure(RuntimeError(f"StopIteration: {error.value!r}"))
+            )
+        except BaseException as error:  # noqa: BLE001 - whatever the candidate raises is an answer
+            reply = self.failure(error)
+        write(reply)
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        if isinstance(error, shared_objects.Failed):
+            return {"raise": {"callback": error.kestrel_number}}
+        classes = []
+        for cls in type(error).__mro__:
+            if cls in CROSSING_EXCEPTIONS:
+                classes.append([-1, cls.__name__])
+                break
+            classes.append([self.number(cls), cls.__name__])
+        try:
+            args = self.pack(error.args)
+        except (TypeError, ValueError):
+            args = self.pack((harness.describe(error),))
+        return {"raise": {"classes": classes, "args": args, "object": self.number(error)}}
+
+    def number(self, value: object) -> int:
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self.numbers[id(value)]
+
+    def pack(self, value: object) -> Any:
+        return transfer.pack(value, self.wrap)
+
+    def wrap(self, value: object) -> dict[str, Any]:
+        if isinstance(value, shared_objects.Lent):
+            return {"__fn__": value.kestrel_number}
+        body: dict[str, Any] = {"n": self.number(value), "class": self.number(type(value))}
+        if isinstance(value, type):
+            body["name"] = value.__name__
+            body["bases"] = [self.wrap(base)["__ref__"] for base in value.__mro__[1:] if self.is_own_exception(base)]
+            body["exception"] = next((c.__name__ for c in value.__mro__ if c in CROSSING_EXCEPTIONS), "")
+        elif isinstance(value, PLAIN_BASES):
+            body["plain"] = True
+        return {"__ref__": body}
+
+    def is_own_exception(self, cls: type) -> bool:
+        return issubclass(cls, Exception) and cls not in CROSSING_EXCEPTIONS
+
+    def unpack(self, data: Any) -> Any:
+        return transfer.unpack(data, self.resolve)
+
+    def resolve(self, tag: str, body: Any) -> object:
+        return self.objects[body] if tag == "__ref__" else shared_objects.KINDS[body[1]](self, body[0])
+
+    def ask(self, number: int, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """What an operation with an object of the tests' gives there."""
+        packed = {name: self.pack(value) for name, value in kwargs.items()}
+        write({"callback": number, "do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
+        while True:
+            message = read()
+            if "answer" in message:
+                return self.unpack(message["answer"])
+            if "exhausted" in message:
+                raise StopIteration
+            if "failed" in message:
+                raise shared_objects.failure(message["failed"], message["kind"])
+            self.answer(message)
+
+
+def _plain_data(value: Any) -> object:
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    if isinstance(value, int):
+        return int.__index__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes.__getitem__(value, slice(None)) + b""
+    for base in (tuple, list, set, frozenset):
+        if isinstance(value, base):
+            return base(base.__iter__(value))  # type: ignore[arg-type]
+    raise TypeError("not a plain value")
+
+
+def _enter(manager: Any) -> object:
+    return type(manager).__enter__(manager)
+
+
+def _exit(manager: Any) -> object:
+    return type(manager).__exit__(manager, None, None, None)
+
+
+OPERATIONS: dict[str, Callable[..., object]] = {
+    "call": lambda function, *args, **kwargs: function(*args, **kwargs),
+    "getattr": getattr, "setattr": setattr, "delattr": delattr, "dir": dir, "plain": _plain_data,
+    "repr": repr, "str": str, "format": format, "hash": hash, "bool": bool, "len": len, "iter": iter, "next": next,
+    "reversed": reversed, "isinstance": isinstance, "issubclass": issubclass, "round": round, "divmod": divmod, "int": int,
+    "float": float, "complex": complex, "index": operator.index, "enter": _enter, "exit": _exit, "pow": pow,
+    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains,
+    **{name: getattr(operator, name) for name in (
+        "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor", "neg", "pos",
+        "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "iadd", "isub", "imul", "iand", "ior", "ixor",
+    )},
+}  # fmt: skip

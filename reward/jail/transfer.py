@@ -1,0 +1,104 @@
+"""How values cross between a candidate's jail and the jail of its tests: data as data, everything else as a numbered reference.
+
+Exact plain types, a few immutable ones of the standard library, Python's own types and exceptions are copied. What else there is
+stays where it is: an object of the candidate's is a {"__ref__": …} for the tests, a function or another object of the tests' is a
+{"__fn__": …} for the candidate. Every JSON object on this wire has one tag as its only key.
+"""
+
+import builtins
+import datetime
+from collections import deque
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from reward.jail import codec
+
+MAX_DEPTH = codec.MAX_DEPTH
+_LEAVES = (type(None), bool, int, float, str, bytes, complex)
+_CONTAINERS: dict[type, str] = {
+    tuple: "__tuple__",
+    set: "__set__",
+    frozenset: "__frozenset__",
+    list: "__list__",
+    deque: "__deque__",
+}
+_BUILDERS: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _CONTAINERS.items()}
+_RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytearray: ("__bytearray__", lambda v: v.hex(), bytearray.fromhex),
+    range: ("__range__", lambda v: [v.start, v.stop, v.step], lambda b: range(*b)),
+    Decimal: ("__decimal__", str, Decimal),
+    Fraction: (
+        "__fraction__",
+        lambda v: [hex(v.numerator), hex(v.denominator)],
+        lambda b: Fraction(int(b[0], 16), int(b[1], 16)),
+    ),
+    datetime.date: ("__date__", datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.datetime: ("__datetime__", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.time: ("__time__", datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.timedelta: ("__timedelta__", lambda v: [v.days, v.seconds, v.microseconds], lambda b: datetime.timedelta(*b)),
+}
+_BUILTIN_TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
+_TYPE, _EXCEPTION = "__type__", "__exception__"
+_RICH_BUILDERS = {tag: build for tag, _, build in _RICH.values()}
+
+
+def pack(value: object, wrap: Callable[[object], dict[str, Any]], depth: int = 0) -> Any:
+    """`value` as what `json` can write; `wrap` makes a reference of what is not data."""
+    if depth > MAX_DEPTH:
+        raise codec.CodecError(f"nested more than {MAX_DEPTH} deep")
+    kind = type(value)
+    if kind in _LEAVES:
+        return codec.encode(value)
+    if kind in _CONTAINERS:
+        return {_CONTAINERS[kind]: [pack(item, wrap, depth + 1) for item in value]}  # type: ignore[attr-defined]
+    if kind is dict:
+        items = value.items()  # type: ignore[attr-defined]
+        return {"__dict__": [[pack(key, wrap, depth + 1), pack(item, wrap, depth + 1)] for key, item in items]}
+    if kind in _RICH:
+        tag, flatten, _ = _RICH[kind]
+        return {tag: flatten(value)}
+    if isinstance(value, type) and kind is type and _BUILTIN_TYPES.get(value.__name__) is value:
+        return {_TYPE: value.__name__}
+    if isinstance(value, Exception) and _BUILTIN_TYPES.get(kind.__name__) is kind:
+        return {_EXCEPTION: [kind.__name__, [pack(item, wrap, depth + 1) for item in value.args]]}
+    return wrap(value)
+
+
+def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any:
+    """The value that `data` stands for; `resolve` gets the tag and the body of a reference. Raises CodecError."""
+    if depth > MAX_DEPTH:
+        raise codec.CodecError(f"nested more than {MAX_DEPTH} deep")
+    if not isinstance(data, dict):
+        if isinstance(data, list):
+            raise codec.CodecError("a list without a tag")
+        return data
+    if len(data) != 1:
+        raise codec.CodecError("an object must have one tag")
+    ((tag, body),) = data.items()
+    try:
+        if tag == "__dict__":
+            return {unpack(key, resolve, depth + 1): unpack(item, resolve, depth + 1) for key, item in body}
+        if tag in _BUILDERS:
+            return _BUILDERS[tag]([unpack(item, resolve, depth + 1) for item in body])
+        if tag in _RICH_BUILDERS:
+            return _RICH_BUILDERS[tag](body)
+        if tag == _TYPE:
+            return _BUILTIN_TYPES[body]
+        if tag == _EXCEPTION:
+            return _exception(body[0])(*[unpack(item, resolve, depth + 1) for item in body[1]])
+    except codec.CodecError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise codec.CodecError(f"bad {tag}: {error}") from None
+    if tag in ("__ref__", "__fn__"):
+        return resolve(tag, body)
+    return codec.decode(data)
+
+
+def _exception(name: str) -> type[Exception]:
+    cls = _BUILTIN_TYPES[name]
+    if not issubclass(cls, Exception):
+        raise TypeError(f"{name} is no exception")
+    return cls

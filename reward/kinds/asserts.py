@@ -1,0 +1,153 @@
+"""Test code against a candidate, each in a jail of its own, joined by a pair of sockets; the judge watches both.
+
+    judge  ──program──>  candidate's jail   (`reward.jail.candidate`)  <──asks, replies──>  tests' jail   (`reward.jail.tester`)
+           <──verdict─────────────────────────────────────────────────────────────
+
+The verdict comes from the tests' jail, over a channel that no print of theirs and nothing of the candidate's can reach. Whatever
+ends the candidate ends the unit of tests, so its death is no exception that a test could expect. Both have limits of their own.
+"""
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from reward.jail import codec
+from reward.jail.limits import Allowance, End, Ending, SandboxError
+from reward.kinds.extract import Extracted
+from reward.kinds.usage import (
+    INFRASTRUCTURE_RETRIES,
+    MIN_CPU_S,
+    Spoilt,
+    Usage,
+    bad_end,
+    json_object,
+    left,
+    limits,
+    program,
+    retry_or_raise,
+)
+from reward.sandbox.job import Job
+from reward.sandbox.sandbox import Sandbox
+from reward.task import AssertsTask, Unit
+
+
+class AssertsGrader:
+    """Runs the units of tests in order, in the same two jails until one of them ends."""
+
+    def __init__(self, task: AssertsTask, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> None:
+        self.task = task
+        self.extracted = extracted
+        self.sandbox = sandbox
+        self.usage = usage
+        self.candidate: Job | None = None
+        self.tests: Job | None = None
+        self.broken = False  # the code does not even load: no test can pass
+
+    def run(self) -> int:
+        passed = 0
+        try:
+            for index in range(len(self.task.tests)):
+                if reason := self._unit_with_retry(index):
+                    self.usage.fail(f"test {index}: {reason}")
+                    if self.broken or self.task.credit == "all":
+                        break
+                else:
+                    passed += 1
+        finally:
+            self._stop()
+        return passed
+
+    def _unit_with_retry(self, index: int) -> str:
+        while True:
+            try:
+                return self._unit(index)
+            except Spoilt as spoilt:
+                self._stop()
+                if self.usage.retries >= INFRASTRUCTURE_RETRIES:
+                    self.usage.timed_out = True
+                    return spoilt.reason
+                self.usage.retries += 1
+            except SandboxError as error:
+                self.candidate = self.tests = None
+                retry_or_raise(error, self.usage)
+
+    def _unit(self, index: int) -> str:
+        """Why the unit does not pass, or nothing."""
+        used_s = self.usage.cpu_s + (self.candidate.cpu_s() if self.candidate is not None else 0.0)
+        if used_s >= self.task.cpu_limit_s:
+            self.broken = self.usage.timed_out = True
+            return f"the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up"
+        if self.tests is None and (reason := self._load(self.task.tests[index:])):
+            self.broken = True
+            self._stop()
+            return reason
+        if self.tests is None:
+            return "there is no job"
+        said = self._wait(self.tests)
+        if isinstance(said, str):
+            return said
+        done = json_object(said)["done"]
+        if done.get("lost"):
+            return self._lost(done["error"])
+        return "" if done["passed"] is True else str(done["error"])[:400] or "it failed"
+
+    def _lost(self, said: str) -> str:
+        """Why the tests can go on no more with this candidate: what it says itself, if it did not even load."""
+        candidate = self.candidate
+        self._stop()
+        if candidate is None or candidate.exit is None:
+            return said
+        if (frame := candidate.take_frame()) and (error := _error_in(frame)):
+            return error
+        status = candidate.exit.status
+        return f"died of signal {-status}" if status < 0 and status != -9 else said  # 9 is how it is stopped
+
+    def _load(self, units: Sequence[Unit]) -> str:
+        """Starts both jobs, with all that they are to do; why that failed, or nothing."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.candidate = self.sandbox.start(limits(self.task, self.usage), link=ours)
+            self.tests = self.sandbox.start(limits(self.task, self.usage), link=theirs)
+        self.candidate.send(program(self.task, self.extracted, "serve", entry_point=self.task.entry_point))
+        named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
+        orders = [{"run": unit.code, "inline": unit.inline} for unit in units]
+        self.tests.send({"kind": "tests", "setup": self.task.setup, "units": len(orders), **named}, *orders)
+        frame = self._wait(self.tests)
+        if isinstance(frame, str):
+            return frame
+        message = json_object(frame)
+        if isinstance(done := message.get("done"), dict):
+            return self._lost(str(done["error"]))
+        return "" if "ok" in message else str(message["error"])[:400]
+
+    def _wait(self, tests: Job) -> bytes | str:
+        """The next frame of the tests, or why there will be none: then neither job runs any more."""
+        spent_s = self.candidate.cpu_s() if self.candidate is not None else 0.0
+        allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - spent_s)))
+        frame = tests.wait_frame(allowance, partner=self.candidate)
+        if not isinstance(frame, End):
+            return frame
+        whose = "" if frame.of_partner else "the tests: "
+        self._stop()
+        reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
+        if frame.ending in (Ending.ASLEEP, Ending.STARVED):
+            raise Spoilt(reason)
+        return whose + reason
+
+    def _stop(self) -> None:
+        candidate, tests = self.candidate, self.tests
+        self.candidate = self.tests = None
+        with suppress(SandboxError):  # the verdict does not depend on it
+            if tests is not None:
+                tests.stop()
+            if candidate is not None:
+                self.usage.cpu_s += candidate.stop().cpu_s
+
+
+def _error_in(frame: bytes) -> str:
+    """What a candidate says that it failed of."""
+    try:
+        return str(json_object(frame).get("error", ""))[:400]
+    except codec.CodecError as error:
+        return f"answered with what is {error}"

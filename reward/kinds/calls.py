@@ -1,0 +1,189 @@
+"""One function, called once a check; what it returns is compared here, outside of its jail.
+
+A job loads the code once and is sent all the calls that are still to be made at once, so that neither side waits for the other
+and most jobs are over before the judge looks; each result has a limit of its own all the same. After a call that kills the job,
+another job makes the rest.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from reward.claims import Claim
+from reward.jail import codec
+from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, SandboxError
+from reward.kinds.extract import Extracted
+from reward.kinds.usage import (
+    INFRASTRUCTURE_RETRIES,
+    MIN_CPU_S,
+    Spoilt,
+    Usage,
+    bad_end,
+    json_object,
+    left,
+    limits,
+    program,
+    retry_or_raise,
+)
+from reward.sandbox.job import Job
+from reward.sandbox.sandbox import Sandbox
+from reward.task import CallsTask, CallTest, Task
+
+
+class NotData(Exception):
+    """A call returned what no data can stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One call and what its result has to be. `args` and `kwargs` are in their JSON form."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    says: CallTest | Claim
+    tolerance: float | None = None
+    as_json: bool = False
+
+    def holds(self, data: Any) -> bool:
+        if isinstance(self.says, Claim):
+            return self.says.holds(data)
+        expected = self.says.expected
+        if self.as_json:
+            data, expected = codec.in_json(data), codec.decode(codec.in_json(codec.encode(expected)))
+        return codec.matches(data, expected, self.tolerance)
+
+
+Unit = Sequence[Check]
+"""Checks that pass together or not at all."""
+
+
+def of_call_test(test: CallTest, task: CallsTask) -> Unit:
+    as_json = task.match == "json"
+    return (Check(args=test.args, kwargs=test.kwargs, says=test, tolerance=task.tolerance, as_json=as_json),)
+
+
+def of_claims(claims: Sequence[Claim]) -> Unit:
+    return [
+        Check(args=codec.encode(claim.args), kwargs={k: codec.encode(v) for k, v in claim.kwargs.items()}, says=claim)
+        for claim in claims
+    ]
+
+
+class CallsGrader:
+    """Takes the results of all units in order."""
+
+    def __init__(
+        self,
+        task: Task,
+        units: Sequence[Unit],
+        extracted: Extracted,
+        sandbox: Sandbox,
+        usage: Usage,
+        *,
+        entry_point: str,
+        objects_fail: bool = True,  # otherwise NotData is raised
+    ) -> None:
+        self.task = task
+        self.units = units
+        self.sandbox = sandbox
+        self.usage = usage
+        self.objects_fail = objects_fail
+        self.program = program(task, extracted, "calls", entry_point=entry_point)
+        self.job: Job | None = None
+        self.broken = False  # the code does not even load: no test can pass
+
+    def run(self) -> int:
+        passed = 0
+        try:
+            for index in range(len(self.units)):
+                if self._passes_with_retry(index):
+                    passed += 1
+                elif self.broken or self.task.credit == "all":
+                    break
+        finally:
+            self._stop()
+        return passed
+
+    def _passes_with_retry(self, index: int) -> bool:
+        while True:
+            try:
+                return self._passes(index)
+            except Spoilt as spoilt:
+                if self.usage.retries >= INFRASTRUCTURE_RETRIES:
+                    self.usage.timed_out = True
+                    return self.usage.fail(f"test {index}: {spoilt.reason}")
+                self.usage.retries += 1
+            except SandboxError as error:
+                self.job = None
+                retry_or_raise(error, self.usage)
+
+    def _passes(self, index: int) -> bool:
+        used_s = self.usage.cpu_s + (self.job.cpu_s() if self.job is not None else 0.0)
+        if used_s >= self.task.cpu_limit_s:
+            self.broken = self.usage.timed_out = True
+            return self.usage.fail(f"test {index}: the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up")
+        if self.job is None and (reason := self._load(index)):
+            self.broken = True
+            return self.usage.fail(reason)
+        failed = ""
+        for check in self.units[index]:
+            if reason := self._why_not(check):
+                failed = failed or f"test {index}: {reason}"
+            if self.job is None or (failed and self.task.credit == "all"):
+                break
+        return not failed or self.usage.fail(failed)
+
+    def _load(self, index: int) -> str:
+        """Starts a job for the units from `index` on and loads the code in it; why that failed, or nothing."""
+        self.job = self.sandbox.start(limits(self.task, self.usage))
+        calls = [{"args": check.args, "kwargs": check.kwargs} for unit in self.units[index:] for check in unit]
+        self.job.send({**self.program, "calls": len(calls)}, *calls)
+        answer = self._wait(answer_bytes=OUTPUT_BYTES)
+        if isinstance(answer, str):
+            return answer
+        return str(answer.get("error", "the code did not load"))[:400] if "ok" not in answer else ""
+
+    def _why_not(self, check: Check) -> str:
+        """Why the next answer does not satisfy the check, or nothing."""
+        is_there = self.job is not None and self.job.has_frame()
+        answer = self._wait(answer_bytes=OUTPUT_BYTES if is_there else 2 * len(codec.dumps(check.says.expected)) + OUTPUT_BYTES)
+        if isinstance(answer, str):
+            return answer
+        if "ok" not in answer:
+            if answer.get("not_data") and not self.objects_fail:
+                raise NotData
+            return str(answer.get("error", "no result"))[:400]
+        try:
+            if check.holds(answer["ok"]):
+                return ""
+        except codec.CodecError as error:
+            return f"returned {error}"
+        return f"returned {codec.shorten(answer['ok'])}, expected {codec.shorten(codec.encode(check.says.expected))}"
+
+    def _wait(self, *, answer_bytes: int) -> dict[str, Any] | str:
+        """The job's answer, or why there will be none."""
+        if self.job is None:
+            return "there is no job"
+        allowance = Allowance(
+            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - self.job.cpu_s())),
+            answer_bytes=answer_bytes,
+        )
+        frame = self.job.wait_frame(allowance)
+        if isinstance(frame, End):
+            self.job = None
+            self.usage.cpu_s += frame.cpu_s
+            reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
+            if frame.ending in (Ending.ASLEEP, Ending.STARVED):
+                raise Spoilt(reason)
+            return reason
+        try:
+            return json_object(frame)
+        except codec.CodecError as error:
+            return f"answered with what is {error}"
+
+    def _stop(self) -> None:
+        if self.job is not None:
+            job, self.job = self.job, None
+            with suppress(SandboxError):  # what it returned is already judged
+                self.usage.cpu_s += job.stop().cpu_s

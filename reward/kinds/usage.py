@@ -1,0 +1,85 @@
+"""What one completion has used, and the rules that all graders share: limits, retries, how an end is told."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from reward.jail import codec
+from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
+from reward.kinds.extract import Extracted
+from reward.task import Task
+
+INFRASTRUCTURE_RETRIES = 1
+"""Runs that the host spoilt are tried again so often. It is little, because a job can look spoilt on purpose (by sleeping):
+after it, the completion fails like any other."""
+
+MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests would fail for what the others used
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """What one completion has used so far, over all of its jobs."""
+
+    cpu_s: float = 0.0
+    retries: int = 0
+    timed_out: bool = False
+    reasons: list[str] = field(default_factory=list)
+
+    def fail(self, reason: str) -> bool:
+        self.reasons.append(reason)
+        return False
+
+
+class Spoilt(Exception):
+    """The host, not the code, may have decided how a run ended."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def limits(task: Task, usage: Usage) -> Limits:
+    return Limits(cpu_s=left(task, usage), memory_bytes=task.memory_limit_mb << 20)
+
+
+def left(task: Task, usage: Usage) -> float:
+    return max(MIN_CPU_S, task.cpu_limit_s - usage.cpu_s)
+
+
+def program(task: Task, extracted: Extracted, kind: str, **more: str) -> dict[str, Any]:
+    return {"kind": kind, "setup": task.setup, "code": extracted.code, "trim": extracted.open_ended, **more}
+
+
+def json_object(frame: bytes) -> dict[str, Any]:
+    """A frame of the job as an object, its values still in their JSON form."""
+    try:
+        message = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise codec.CodecError(f"not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise codec.CodecError("not an object")
+    return message
+
+
+def bad_end(end: End, allowance: Allowance, usage: Usage) -> str:
+    """Why a job that ended so cannot have passed; nothing for a normal end."""
+    if end.ending is Ending.CPU:
+        usage.timed_out = True
+        return f"used more than {allowance.cpu_s:.3g} CPU-seconds"
+    if end.ending is Ending.ASLEEP:
+        usage.timed_out = True
+        return f"not done after {end.wall_s:.3g} s, of which it ran {end.cpu_s:.2g} s"
+    if end.ending is Ending.STARVED:
+        usage.timed_out = True
+        return f"the host gave it {end.cpu_s:.2g} CPU-seconds in {end.wall_s:.3g} s"
+    if end.ending is Ending.FLOOD:
+        return f"wrote more than {OUTPUT_BYTES} bytes"
+    if end.status < 0:
+        return f"died of signal {-end.status}"
+    return ""
+
+
+def retry_or_raise(error: SandboxError, usage: Usage) -> None:
+    if isinstance(error, SandboxUnavailable) or usage.retries >= INFRASTRUCTURE_RETRIES:
+        raise error
+    usage.retries += 1

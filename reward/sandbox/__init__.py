@@ -1,0 +1,1 @@
+"""The judge's side of a jail: starts jobs in it, watches their clocks, and reads what they say."""

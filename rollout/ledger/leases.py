@@ -1,0 +1,167 @@
+"""Who works on what. Not durable: a lease is a promise to a process that may die, and dies with the server."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rollout.ledger.records import Position
+from rollout.ledger.rules import Rules
+from rollout.ledger.state import LedgerState, TrajectoryState
+
+Key = tuple[int, int]  # (group, trajectory)
+_new = tuple.__new__  # what a named tuple's own constructor calls, at twice the price
+
+
+class Lease(NamedTuple):
+    position: Position
+    holder: str
+    max_new_tokens: int  # 0 to grade
+
+
+class Leases:
+    """Leases on the open trajectories of a state: to generate the next segment of, or to grade.
+
+    Both kinds are handed out oldest group first, from heaps whose entries are checked when they come up, so that
+    nobody has to take one out of the middle.
+    """
+
+    def __init__(self, rules: Rules, state: LedgerState) -> None:
+        self._cap_tokens, self._segment_tokens = rules.max_completion_tokens, rules.segment_tokens
+        self._state = state
+        self._leases: dict[Key, Lease] = {}
+        self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same ones
+        self._to_generate: list[Key] = []
+        self._to_grade: list[Key] = []
+
+    def grant_segments(self, holder: str, count: int) -> list[Lease]:
+        return self._grant(self._to_generate, holder, count, grading=False)
+
+    def grant_grading(self, holder: str, count: int) -> list[Lease]:
+        return self._grant(self._to_grade, holder, count, grading=True)
+
+    def adopt(self, holder: str, position: Position) -> bool:
+        """Whether the holder may keep this lease: it stands where the ledger stands and nobody else has it."""
+        trajectory = self.open_trajectory(position.group, position.trajectory)
+        if trajectory is None or trajectory.verdict is not None or trajectory.length != position.offset:
+            return False
+        key = (position.group, position.trajectory)
+        if key not in self._leases:
+            self._begin(key, holder, trajectory)
+        return self._leases[key].holder == holder
+
+    def held(self, holder: str) -> list[Position]:
+        return [lease.position for lease in self._by_holder.get(holder, {}).values()]
+
+    def counts(self) -> Counter[str]:
+        return Counter({holder: len(leases) for holder, leases in self._by_holder.items()})
+
+    @property
+    def to_generate(self) -> bool:
+        """Whether there may be a segment to lease; False: there is none."""
+        return bool(self._to_generate)
+
+    @property
+    def to_grade(self) -> bool:
+        return bool(self._to_grade)
+
+    def release(self, holder: str, position: Position) -> bool:
+        key = (position.group, position.trajectory)
+        lease = self._leases.get(key)
+        if lease is None or lease.holder != holder or lease.position != position:
+            return False
+        self.moved(key)
+        return True
+
+    def begin(self, group: int, trajectories: int) -> None:
+        """A group is new."""
+        for i in range(trajectories):
+            heapq.heappush(self._to_generate, (group, i))
+
+    def moved(self, key: Key) -> None:
+        """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
+        self.over(key)
+        group = self._state.groups.get(key[0])
+        if group is not None:
+            heap = self._to_generate if group.trajectories[key[1]].finish is None else self._to_grade
+            heapq.heappush(heap, key)
+
+    def over(self, key: Key) -> None:
+        """Nothing is left to be done on the trajectory."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            held = self._by_holder[lease.holder]
+            del held[key]
+            if not held:
+                del self._by_holder[lease.holder]
+
+    def end(self, groups: Iterable[int]) -> None:
+        """These groups are gone."""
+        gone = set(groups)
+        for key in [key for key in self._leases if key[0] in gone]:
+            self.over(key)
+
+    def reconsider(self) -> None:
+        """Another version is published: trajectories that had to wait for it may be leased now."""
+        self._to_generate = [
+            key
+            for index, group in self._state.groups.items()
+            if group.ungraded and not group.dropped
+            for i, t in enumerate(group.trajectories)
+            if t.finish is None and (key := (index, i)) not in self._leases
+        ]
+        heapq.heapify(self._to_generate)
+
+    def open_trajectory(self, group: int, trajectory: int) -> TrajectoryState | None:
+        found = self._state.groups.get(group)
+        if found is None or found.dropped or not 0 <= trajectory < len(found.trajectories):
+            return None
+        return found.trajectories[trajectory]
+
+    def phases(self, group: int) -> Counter[str]:
+        """How many of a group's trajectories are to_generate, generating, to_grade, grading and graded."""
+        return Counter(self._phase((group, i), t) for i, t in enumerate(self._state.groups[group].trajectories))
+
+    def holders(self, group: int) -> set[str]:
+        """Who has leases on trajectories of a group."""
+        count = len(self._state.groups[group].trajectories)
+        return {lease.holder for i in range(count) if (lease := self._leases.get((group, i))) is not None}
+
+    def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
+        granted: list[Lease] = []
+        groups, leases, version = self._state.groups, self._leases, self._state.version
+        while heap and len(granted) < count:
+            key = heapq.heappop(heap)
+            group = groups.get(key[0])
+            if group is None or group.dropped or key in leases:
+                continue
+            trajectory = group.trajectories[key[1]]
+            if grading:
+                if trajectory.verdict is not None or trajectory.finish is None:
+                    continue
+            elif trajectory.finish is not None or trajectory.floor > version:
+                continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
+            granted.append(self._begin(key, holder, trajectory))
+        return granted
+
+    def _begin(self, key: Key, holder: str, trajectory: TrajectoryState) -> Lease:
+        length, new_tokens = trajectory.length, 0
+        if trajectory.finish is None:
+            new_tokens = self._cap_tokens - length
+            if new_tokens > self._segment_tokens:
+                new_tokens = self._segment_tokens
+        lease = _new(Lease, (_new(Position, (key[0], key[1], length)), holder, new_tokens))
+        self._leases[key] = lease
+        held = self._by_holder.get(holder)
+        if held is None:
+            self._by_holder[holder] = {key: lease}
+        else:
+            held[key] = lease
+        return lease
+
+    def _phase(self, key: Key, trajectory: TrajectoryState) -> str:
+        if trajectory.verdict is not None:
+            return "graded"
+        if trajectory.finish is not None:
+            return "grading" if key in self._leases else "to_grade"
+        return "generating" if key in self._leases else "to_generate"

@@ -1,0 +1,278 @@
+"""What a ledger knows, and how changes alter it. Deterministic and total: it decides nothing and refuses nothing."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from rollout.ledger.changes import (
+    Admitted,
+    Change,
+    Dropped,
+    Durable,
+    EvalClosed,
+    Extended,
+    Graded,
+    Lost,
+    Published,
+    Rewound,
+    Stopped,
+    Taken,
+    TakenGroup,
+    Totals,
+)
+from rollout.ledger.records import Completion, Finish, GroupParts, Prompt, Segment, Verdict
+from rollout.ledger.rules import Rules
+
+_CUT = Finish.CUT  # looking a member up in its class costs as much as a call
+
+
+@dataclass(slots=True, kw_only=True)
+class TrajectoryState:
+    floor: int  # no further token may be older: the group's version at first, then the last token's
+    segments: list[Segment] = field(default_factory=list)
+    length: int = 0  # completion tokens
+    finish: Finish | None = None
+    verdict: Verdict | None = None
+
+    def holds(self, offset: int, segment: Segment) -> bool:
+        """Whether exactly this segment was recorded at this offset."""
+        return segment.digest(offset) in self.digests()
+
+    def digests(self) -> tuple[int, ...]:
+        offsets = accumulate((len(s.tokens) for s in self.segments), initial=0)
+        return tuple(s.digest(offset) for offset, s in zip(offsets, self.segments, strict=False))
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupState:
+    index: int
+    version: int  # published when it was admitted
+    prompt: Prompt
+    eval_id: str
+    trajectories: list[TrajectoryState]
+    ungraded: int
+    dropped: bool = False  # of an evaluation; a training group that is dropped is gone
+
+    @property
+    def tokens(self) -> int:
+        return sum(t.length for t in self.trajectories)
+
+    def account(self) -> TakenGroup:
+        return TakenGroup(
+            group=self.index,
+            tokens=tuple(t.length for t in self.trajectories),
+            digests=tuple(t.digests() for t in self.trajectories),
+        )
+
+    def parts(self) -> GroupParts:
+        """What the trainer gets; every trajectory is graded."""
+        completions = [
+            Completion(segments=t.segments, finish=t.finish, verdict=t.verdict)
+            for t in self.trajectories
+            if t.finish is not None and t.verdict is not None
+        ]
+        return GroupParts(prompt_id=self.prompt.id, index=self.index, prompt=self.prompt.tokens, completions=completions)
+
+
+class LedgerState:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.version = 0  # published to the fleet
+        self.stopped = False  # the run is over
+        self.engines: frozenset[str] = frozenset()  # ids of those that hold it
+        self.admitted = 0  # training groups, the dropped ones included
+        self.evals_admitted = 0  # groups of evaluations; theirs are the indices -1, -2, ...
+        self.steps_taken = 0
+        self.oldest_step = 0  # the batches before it are forgotten
+        self.bypassing: tuple[int, ...] = ()  # in order: taken, and younger than the oldest untaken group
+        self.drops_since_take = 0
+        self.dropped_groups: Counter[str] = Counter()  # by kind
+        self.dropped_tokens: Counter[str] = Counter()
+        self.lost_tokens: Counter[str] = Counter()
+        self.trained_tokens = 0  # of forgotten batches
+        self.eval_tokens = 0  # of closed evaluations
+        self.groups: dict[int, GroupState] = {}  # open ones: untaken, or of an evaluation
+        self.untaken: dict[int, GroupState] = {}  # training groups, in order of admission
+        self.ready = 0  # of these, how many have all their verdicts
+        self.batches: dict[int, tuple[int, ...]] = {}  # that are not forgotten, and the accounts of their groups
+        self.taken: dict[int, TakenGroup] = {}
+        self.loaded: dict[int, GroupState] = {}  # of these, the ones that are in memory whole
+        self.evals: dict[str, list[int]] = {}
+        self.dead: list[int] = []  # groups whose changes the next `Durable` forgets
+
+    @property
+    def oldest_untaken(self) -> int:
+        return next(iter(self.untaken), self.admitted)
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case Extended():
+                self._extended(*change)
+            case Graded():
+                group = self.groups[change.group]
+                group.trajectories[change.trajectory].verdict = change.verdict
+                group.ungraded -= 1
+                if not group.ungraded and not group.eval_id:
+                    self.ready += 1
+            case Admitted():
+                self._admitted(change)
+            case Dropped():
+                self._dropped(change)
+            case Taken():
+                self._taken(change)
+            case Published():
+                self.version, self.engines = change.version, frozenset(change.engines)
+            case Rewound():
+                self.version, self.engines, self.stopped = change.version, frozenset(), False
+                for eval_id in list(self.evals):
+                    self._close_eval(eval_id)
+            case Lost():
+                self.lost_tokens[change.kind.value] += change.tokens
+            case EvalClosed():
+                self._close_eval(change.eval_id)
+            case Stopped():
+                self.stopped = True
+            case Durable():
+                self._durable(change)
+
+    def totals(self, *, oldest_step: int, trained_tokens: int) -> Totals:
+        oldest = self.oldest_untaken
+        return Totals(
+            version=self.version,
+            engines=tuple(sorted(self.engines)),
+            admitted=self.admitted,
+            evals_admitted=self.evals_admitted,
+            steps_taken=self.steps_taken,
+            oldest_step=oldest_step,
+            bypassing=tuple(i for i in self.bypassing if i > oldest),
+            drops_since_take=self.drops_since_take,
+            dropped_groups=dict(self.dropped_groups),
+            dropped_tokens=dict(self.dropped_tokens),
+            lost_tokens=dict(self.lost_tokens),
+            trained_tokens=trained_tokens,
+            eval_tokens=self.eval_tokens,
+            stopped=self.stopped,
+        )
+
+    def comparable(self) -> dict[str, Any]:
+        """Everything, to compare a ledger with its replay."""
+        return {
+            "totals": self.totals(oldest_step=self.oldest_step, trained_tokens=self.trained_tokens),
+            "groups": self.groups,
+            "taken": self.taken,
+            "untaken": list(self.untaken),
+            "ready": self.ready,
+            "batches": self.batches,
+            "evals": self.evals,
+            "dead": sorted(self.dead),
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """For the report. Recorded tokens = trained + waiting + dropped; lost ones were reported but never recorded."""
+        tokens = {index: group.tokens for index, group in self.groups.items()}
+        batches = {step: self.tokens_of(step) for step in self.batches}
+        trained = sum(n for step, n in batches.items() if step < self.version)
+        return {
+            "version": self.version,
+            "engines": sorted(self.engines),
+            "steps_taken": self.steps_taken,
+            "oldest_step": self.oldest_step,
+            "admitted_groups": self.admitted,
+            "untaken_groups": len(self.untaken),
+            "ready_groups": self.ready,
+            "dropped_groups": dict(self.dropped_groups),
+            "trained_tokens": self.trained_tokens + trained,
+            "waiting_tokens": sum(n for i, n in tokens.items() if i >= 0) + sum(batches.values()) - trained,
+            "dropped_tokens": dict(self.dropped_tokens),
+            "lost_tokens": dict(self.lost_tokens),
+            "eval_tokens": self.eval_tokens + sum(n for i, n in tokens.items() if i < 0),
+            "evals": {name: sum(self.groups[i].ungraded for i in groups) for name, groups in self.evals.items()},
+        }
+
+    def tokens_of(self, step: int) -> int:
+        return sum(sum(self.taken[index].tokens) for index in self.batches[step])
+
+    def _admitted(self, change: Admitted) -> None:
+        group = GroupState(
+            index=change.group,
+            version=change.version,
+            prompt=change.prompt,
+            eval_id=change.eval_id,
+            trajectories=[TrajectoryState(floor=change.version) for _ in range(change.completions)],
+            ungraded=change.completions,
+        )
+        self.groups[change.group] = group
+        if change.eval_id:
+            self.evals.setdefault(change.eval_id, []).append(change.group)
+            self.evals_admitted = max(self.evals_admitted, -change.group)
+        else:
+            self.untaken[change.group] = group
+            self.admitted = max(self.admitted, change.group + 1)
+
+    def _extended(self, group: int, index: int, segment: Segment) -> None:
+        trajectory = self.groups[group].trajectories[index]
+        trajectory.segments.append(segment)
+        tokens = len(segment.tokens)
+        if tokens:
+            trajectory.length += tokens
+            trajectory.floor = segment.versions.item(-1)
+        if segment.finish is not _CUT:
+            trajectory.finish = segment.finish
+        elif trajectory.length >= self.rules.max_completion_tokens:
+            trajectory.finish = Finish.LENGTH
+
+    def _dropped(self, change: Dropped) -> None:
+        group = self.groups[change.group]
+        if group.eval_id:  # it stays, to be part of the result
+            group.dropped = True
+            return
+        del self.groups[change.group], self.untaken[change.group]
+        self.ready -= not group.ungraded
+        self.dead.append(change.group)
+        self.dropped_groups[change.kind.value] += 1
+        self.dropped_tokens[change.kind.value] += group.tokens
+        self.drops_since_take += 1
+
+    def _taken(self, change: Taken) -> None:
+        batch = self.batches[change.step] = tuple(account.group for account in change.groups)
+        for account in change.groups:
+            self.taken[account.group] = account
+            self.admitted = max(self.admitted, account.group + 1)
+            if account.group in self.untaken:  # else it comes from a journal, which gives no more of it than its account
+                self.loaded[account.group] = self.groups.pop(account.group)
+                del self.untaken[account.group]
+                self.ready -= 1
+        oldest = self.oldest_untaken
+        self.bypassing = tuple(sorted({i for i in (*self.bypassing, *batch) if i > oldest}))
+        if change.step >= self.steps_taken:  # otherwise a replay, of what a `Durable` has summed up already
+            self.steps_taken = change.step + 1
+            self.drops_since_take = 0
+
+    def _durable(self, change: Durable) -> None:
+        totals = change.totals
+        self.version, self.engines = totals.version, frozenset(totals.engines)
+        self.admitted, self.evals_admitted = totals.admitted, totals.evals_admitted
+        self.steps_taken, self.oldest_step = totals.steps_taken, totals.oldest_step
+        self.bypassing = tuple(totals.bypassing)
+        self.drops_since_take = totals.drops_since_take
+        self.dropped_groups = Counter(totals.dropped_groups)
+        self.dropped_tokens = Counter(totals.dropped_tokens)
+        self.lost_tokens = Counter(totals.lost_tokens)
+        self.trained_tokens, self.eval_tokens = totals.trained_tokens, totals.eval_tokens
+        self.stopped = totals.stopped
+        self.dead.clear()
+        self._forget(change.forgotten)
+        self.batches = {step: groups for step, groups in self.batches.items() if step >= totals.oldest_step}
+
+    def _close_eval(self, eval_id: str) -> None:
+        indices = self.evals.pop(eval_id)
+        self.eval_tokens += sum(self.groups[index].tokens for index in indices)
+        self.dead.extend(indices)
+        self._forget(indices)
+
+    def _forget(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            for groups in (self.groups, self.taken, self.loaded):
+                groups.pop(index, None)

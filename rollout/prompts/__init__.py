@@ -1,0 +1,1 @@
+"""Problems become prompts: read, rendered through the model's chat template, and drawn in an endless order."""

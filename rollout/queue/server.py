@@ -1,0 +1,385 @@
+"""What the queue server does with a message, without its socket: decide, journal, answer.
+
+    receive(route, bytes) ...  decide at once, or park a request that must wait
+    settle() -> answers        serve the parked, take leases back from the silent, commit the journal; only then may answers leave
+
+One thread, one ledger, one journal. What was answered is on disk, whatever happens next.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.ledger.changes import Change, DropKind, Lost, Published
+from rollout.ledger.journal import Journal
+from rollout.ledger.leases import Lease
+from rollout.ledger.ledger import Ledger, LedgerError
+from rollout.ledger.records import EngineInfo, Finish, Heard, Prompt, Waiting
+from rollout.ledger.wire import WireError, decode, pack, unpack
+from rollout.prompts.dataset import PromptStream
+from rollout.queue import messages as m
+from rollout.queue import status
+from rollout.queue.current_trainer import Overtaken, Seat
+from rollout.queue.roster import Roster
+
+log = logging.getLogger("queue")
+LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
+LONGEST_WAIT_S = 60.0
+CLIENTS_KNOWN = 256  # by what they saw last
+PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
+OF_THE_TRAINER = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
+ROLES: dict[type, str] = {
+    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdicts: "judge",
+}  # fmt: skip
+
+
+class Stalled(RuntimeError):
+    """Nothing moves any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parked:
+    route: bytes
+    envelope: m.Envelope
+    request: Any
+    due_s: float
+
+
+class QueueServer:
+    """`now` is always a monotonic time in seconds, the caller's."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        journal: Journal,
+        stream: PromptStream,
+        evals: Mapping[str, Sequence[Prompt]],
+        lease_s: float,
+        stall_s: float,
+        now: float,
+    ) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._stream = stream
+        self._evals = evals
+        self._stall_s = stall_s
+        self._roster = Roster(lease_s)
+        self._parked: dict[tuple[str, int], _Parked] = {}
+        self._answers: list[tuple[bytes, bytes]] = []
+        self._seat = Seat()
+        self._now = self._moved_s = now
+        self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
+        self._busy: dict[str, status.Busy] = {}  # by client, when it last asked
+        self._taken_back: Counter[str] = Counter()  # leases, by what had become of their holder
+        self._asking = ""  # the client whose request is being decided
+        self._decide: dict[type, Callable[[Any], Any]] = {
+            m.Take: self._take, m.Advance: self._advance, m.Published: self._published, m.Rewind: self._rewind,
+            m.Durable: self._durable, m.Condemn: self._condemn, m.Fleet: self._tell_fleet, m.Status: self._status,
+            m.StartEval: self._start_eval, m.AskEval: self._ask_eval, m.CloseEval: self._close_eval, m.Stop: self._stop,
+            m.RegisterEngine: self._register_engine, m.UnregisterEngine: self._unregister_engine,
+            m.LeaseSegments: self._lease_segments, m.ReportSegment: self._report_segment, m.RefuseGroup: self._refuse,
+            m.LeaseGrading: self._lease_grading, m.ReportVerdicts: self._report_verdicts, m.Heartbeat: self._heartbeat,
+        }  # fmt: skip
+
+    def receive(self, route: bytes, data: bytes, now: float) -> None:
+        """Takes one message in. Whatever it is, nothing is corrupted by it."""
+        self._turn(now)
+        try:
+            if len(data) > LONGEST_MESSAGE_BYTES:
+                raise WireError(f"a message of {len(data)} bytes is longer than {LONGEST_MESSAGE_BYTES}")
+            envelope = unpack(m.Envelope, data)
+        except WireError as error:
+            self._answer(route, m.Answer(id=0, error="malformed", value=str(error)))
+            return
+        try:
+            kind = m.REQUESTS.get(envelope.op)
+            if kind is None:
+                raise WireError(f"unknown request {envelope.op!r}")
+            request = decode(kind, envelope.fields)
+        except WireError as error:
+            self._answer(route, m.Answer(id=envelope.id, error="malformed", value=str(error)))
+            return
+        self._parked.pop((envelope.client, envelope.id), None)  # sent again, perhaps over another connection
+        if holder := getattr(request, "holder", ""):
+            self._roster.heard(holder, now, ROLES.get(kind, ""))
+        due_s = now + min(max(getattr(request, "wait_s", 0.0), 0.0), LONGEST_WAIT_S)
+        self._serve(_Parked(route=route, envelope=envelope, request=request, due_s=due_s))
+
+    def settle(self, now: float) -> list[tuple[bytes, bytes]]:
+        """Ends a turn; the answers to be sent. Raises JournalError, and then no answer may be sent."""
+        self._turn(now)
+        for name in self._roster.expired(now):
+            returned = self._take_back(name, "silent")
+            log.warning("%s was not heard for too long: it is off the roster, %d leases return", name, returned)
+        self._serve_parked(now)
+        self._journal.commit()
+        answers, self._answers = self._answers, []
+        return answers
+
+    # Turns.
+
+    def _serve_parked(self, now: float) -> None:
+        """Those that may be served by now, or have waited long enough. Only leases are waited for by many."""
+        present = self._roster.holders
+        for key, parked in list(self._parked.items()):
+            request = parked.request
+            match request:
+                case m.LeaseSegments():
+                    may_be = self._ledger.leases.to_generate or self._ledger.may_admit()
+                case m.LeaseGrading():
+                    may_be = self._ledger.leases.to_grade
+                case _:
+                    may_be = True
+            holder = getattr(request, "holder", "")
+            if holder and holder not in present:
+                del self._parked[key]  # nobody is there to work on what it would be leased
+            elif may_be or now >= parked.due_s:
+                self._serve(parked)
+
+    def _turn(self, now: float) -> None:
+        if now - self._now > PAUSE_S:
+            self._roster.pause(now - self._now)
+        self._now = now
+
+    def _serve(self, parked: _Parked) -> None:
+        key = (parked.envelope.client, parked.envelope.id)
+        self._asking = parked.envelope.client
+        answer_id = parked.envelope.id
+        try:
+            if isinstance(parked.request, OF_THE_TRAINER):
+                self._seat.check(self._asking, answer_id, begins=isinstance(parked.request, m.Rewind))
+            value = self._decide[type(parked.request)](parked.request)
+            if value is None and self._now < parked.due_s:
+                self._parked[key] = parked
+                return
+            if value is None:
+                value = self._nothing_yet(parked.request)
+            answer = m.Answer(id=answer_id, value=value)
+        except Overtaken:
+            self._parked.pop(key, None)
+            return
+        except LedgerError as error:
+            answer = m.Answer(id=answer_id, error="refused", value=str(error))
+        except Stalled as error:
+            answer = m.Answer(id=answer_id, error="stalled", value=str(error))
+        self._parked.pop(key, None)
+        self._answer(parked.route, answer)
+
+    def _take_back(self, holder: str, why: str) -> int:
+        """The leases of one who will not report them; how many."""
+        returned = self._ledger.release(holder)
+        self._taken_back[why] += returned
+        return returned
+
+    def _answer(self, route: bytes, answer: m.Answer) -> None:
+        if answer.error:
+            log.warning("%s: %s", answer.error, answer.value)
+        self._answers.append((route, pack(answer)))
+
+    def _do(self, changes: tuple[Change, ...]) -> m.Done:
+        self._ledger.apply(*changes)
+        self._journal.append(changes)
+        if any(not isinstance(change, Lost | Published) for change in changes):
+            self._moved_s = self._now
+        return m.Done()
+
+    # Requests. None: not yet.
+
+    def _advance(self, request: m.Advance) -> m.Done:
+        done = self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
+        self._ledger.unload_trained()
+        return done
+
+    def _published(self, request: m.Published) -> m.Done:
+        return self._do(self._ledger.published(request.version, self._engine_ids(request.engines)))
+
+    def _rewind(self, request: m.Rewind) -> m.Done:
+        return self._do(self._ledger.rewind(request.version))
+
+    def _durable(self, request: m.Durable) -> m.Done:
+        return self._do(self._ledger.durable(request.version))
+
+    def _tell_fleet(self, _: m.Fleet) -> m.FleetAnswer:
+        self._roster.tell()
+        return m.FleetAnswer(engines=self._fleet())
+
+    def _stop(self, _: m.Stop) -> m.Done:
+        return self._do(self._ledger.stop())
+
+    @property
+    def _closing(self) -> bool:
+        """The run is over. One that was and goes on with more steps is not, though its trainer is yet to come and say so."""
+        steps = self._ledger.rules.total_steps
+        return self._ledger.state.stopped and (steps is None or self._ledger.version >= steps)
+
+    def _register_engine(self, request: m.RegisterEngine) -> m.Done:
+        return self._register(EngineInfo(name=request.name, url=request.url, tp=request.tp, epoch=request.epoch))
+
+    def _unregister_engine(self, request: m.UnregisterEngine) -> m.Done:
+        self._roster.unregister(request.name)
+        self._roster.holders.pop(request.name, None)
+        self._take_back(request.name, "left")
+        return m.Done()
+
+    def _report_segment(self, request: m.ReportSegment) -> m.Reported:
+        outcome, changes = self._ledger.report(request.position, request.segment, request.holder)
+        self._do(changes)
+        return m.Reported(outcome=outcome)
+
+    def _report_verdicts(self, request: m.ReportVerdicts) -> m.VerdictsReported:
+        outcomes = []
+        for graded in request.graded:
+            outcome, changes = self._ledger.grade(*graded)
+            self._do(changes)
+            outcomes.append(outcome)
+        return m.VerdictsReported(outcomes=outcomes)
+
+    def _take(self, request: m.Take) -> m.TakeAnswer | None:
+        changes = self._ledger.take(request.step)
+        if changes is None:
+            if self._roster.newcomers(self._ledger.state.engines):
+                return self._waiting(fleet_changed=True)
+            self._check_stall(f"step {request.step}")
+            return None
+        self._asked.clear()
+        self._do(changes)
+        for group in self._ledger.unloaded(request.step):  # the trainer has gone back, or the server was started again
+            self._ledger.load(group, self._journal.group(group))
+        return m.TakeAnswer(groups=self._ledger.parts(request.step), waiting=None)
+
+    def _waiting(self, *, fleet_changed: bool) -> m.TakeAnswer:
+        return m.TakeAnswer(groups=None, waiting=Waiting(table=self._table(), fleet_changed=fleet_changed))
+
+    def _close_eval(self, request: m.CloseEval) -> m.Done:
+        return self._do(self._ledger.close_eval(request.eval_id))
+
+    def _start_eval(self, request: m.StartEval) -> m.Done:
+        prompts = self._evals.get(request.split)
+        if not prompts:
+            known = ", ".join(name for name, found in self._evals.items() if found) or "none"
+            raise LedgerError(f"no problems to evaluate on in {request.split!r} (splits with problems: {known})")
+        return self._do(self._ledger.admit_eval(request.eval_id, prompts, request.completions))
+
+    def _ask_eval(self, request: m.AskEval) -> m.EvalAnswer | None:
+        result = self._ledger.eval_result(request.eval_id)
+        if result is None:
+            self._check_stall(f"evaluation {request.eval_id}")
+            return None
+        self._asked.clear()
+        return m.EvalAnswer(result=result)
+
+    def _register(self, engine: EngineInfo) -> m.Done:
+        self._roster.heard(engine.name, self._now, "worker")
+        if self._roster.register(engine):
+            self._take_back(engine.name, "restarted")
+        return m.Done()
+
+    def _condemn(self, request: m.Condemn) -> m.Done:
+        name = self._roster.condemn(request.engine, request.reason)
+        if name is not None:
+            log.warning("engine %s must start again: %s", request.engine, request.reason)
+            self._take_back(name, "condemned")
+        return m.Done()
+
+    def _refuse(self, request: m.RefuseGroup) -> m.Done:
+        if request.kind not in (DropKind.BAD_PROMPT, DropKind.UNRUNNABLE):
+            raise LedgerError(f"a group may be refused as {DropKind.BAD_PROMPT} or {DropKind.UNRUNNABLE}, not {request.kind!r}")
+        log.warning("group %d is dropped (%s): %s", request.group, request.kind, request.reason)
+        return self._do(self._ledger.drop(request.group, DropKind(request.kind), request.reason))
+
+    def _lease_segments(self, request: m.LeaseSegments) -> m.SegmentsAnswer | None:
+        ledger, engine = self._ledger, self._roster.engine_id(request.holder)
+        if self._closing or not engine:
+            return None
+        leases = ledger.lease_segments(engine, request.count, request.holder)
+        while len(leases) < request.count and engine in ledger.state.engines and ledger.may_admit():
+            self._do(ledger.admit(self._stream.at(ledger.admitted)))
+            leases += ledger.lease_segments(engine, request.count - len(leases), request.holder)
+        self._note_hunger(request.holder, fed=bool(leases))
+        return m.SegmentsAnswer(work=tuple(map(self._segment_work, leases))) if leases else None
+
+    def _lease_grading(self, request: m.LeaseGrading) -> m.GradingAnswer | None:
+        leases = [] if self._closing else self._ledger.lease_grading(request.holder, request.count)
+        self._note_hunger(request.holder, fed=bool(leases))
+        return m.GradingAnswer(work=tuple(map(self._grading_work, leases))) if leases else None
+
+    def _note_hunger(self, name: str, *, fed: bool) -> None:
+        holder = self._roster.holders.get(name)
+        if holder is not None:
+            holder.hungry_s = None if fed else self._now if holder.hungry_s is None else holder.hungry_s
+
+    def _heartbeat(self, request: m.Heartbeat) -> Heard:
+        holder = self._roster.heard(request.holder, self._now, request.role)
+        holder.sums = request.sums
+        if request.engine is not None:
+            self._register(request.engine)
+        leased = set(self._ledger.leases.held(request.holder))
+        cancel = [p for p in request.held if p not in leased and not self._ledger.adopt(request.holder, p)]
+        # A lease that two heartbeats in a row do not list was lost on its way to the holder.
+        unclaimed = leased.difference(request.held)
+        for position in unclaimed & holder.unclaimed:
+            self._ledger.leases.release(request.holder, position)
+        holder.unclaimed = frozenset(unclaimed)
+        return Heard(cancel=cancel, closing=self._closing, condemned=self._roster.why_condemned(request.holder))
+
+    def _nothing_yet(self, request: m.Request) -> Any:
+        """The answer when the time to wait is over."""
+        match request:
+            case m.Take():
+                return self._waiting(fleet_changed=any(engine.version is None for engine in self._fleet()))
+            case m.LeaseSegments():
+                return m.SegmentsAnswer(work=())
+            case m.LeaseGrading():
+                return m.GradingAnswer(work=())
+            case m.AskEval():
+                return m.EvalAnswer(result=None)
+        raise LedgerError(f"{type(request).__name__} has no answer")
+
+    # What the answers hold.
+
+    def _fleet(self) -> list[EngineInfo]:
+        return self._roster.fleet(self._ledger.version, self._ledger.state.engines)
+
+    def _engine_ids(self, engines: Sequence[str]) -> list[str]:
+        """A bare name stands for the engine that has it now, if there is one."""
+        return [engine_id for e in engines if (engine_id := e if "@" in e else self._roster.engine_id(e))]
+
+    def _status(self, _: m.Status) -> m.StatusAnswer:
+        busy = status.busy(self._roster)
+        figures = status.figures(self._ledger, busy, self._busy.get(self._asking, status.Busy()))
+        self._busy[self._asking] = busy
+        if len(self._busy) > CLIENTS_KNOWN:  # each start of a client has a name of its own
+            del self._busy[next(iter(self._busy))]
+        standing = status.status(self._ledger, self._roster, self._now)
+        return m.StatusAnswer(
+            status=standing | {"figures": figures, "closing": self._closing, "leases_taken_back": dict(self._taken_back)}
+        )
+
+    def _table(self) -> str:
+        return status.table(self._ledger, self._roster, self._asked, self._now)
+
+    def _check_stall(self, what: str) -> None:
+        """A wait ends when nothing was admitted, generated, graded or taken for `stall_s`."""
+        since_s = max(self._asked.setdefault(what, self._now), self._moved_s)
+        if self._now - since_s > self._stall_s:
+            raise Stalled(f"{what} does not come: nothing has moved for {self._now - since_s:.0f} s\n{self._table()}")
+
+    def _segment_work(self, lease: Lease) -> m.SegmentLease:
+        tokens, _ = self._ledger.completion(lease.position)
+        prompt = self._ledger.prompt(lease.position.group).tokens
+        return m.SegmentLease(position=lease.position, prompt=prompt, completion=tokens, max_new_tokens=lease.max_new_tokens)
+
+    def _grading_work(self, lease: Lease) -> m.GradingLease:
+        prompt = self._ledger.prompt(lease.position.group)
+        tokens, finish = self._ledger.completion(lease.position)
+        return m.GradingLease(
+            position=lease.position,
+            prompt_id=prompt.id,
+            task=prompt.task,
+            prefill=prompt.prefill,
+            completion=tokens,
+            finish=finish or Finish.CUT,
+        )

@@ -1,0 +1,71 @@
+"""The placement of every experiment is as it was recorded, so that no change of it goes unseen.
+
+A change that is meant is recorded by `python -m tests.launch.placement.test_recorded_placement`; the diff shows what moved.
+"""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from conf.compose.load import register, to_run_config
+from conf.schema import RunConfig
+from launch.hosts import planned_nodes
+from launch.placement.placement import Node, describe, place
+from launch.run import dry_run
+
+PROJECT = Path(__file__).parents[3]
+RECORDED = Path(__file__).parent / "placements"
+EXPERIMENTS = sorted(path.stem for path in (PROJECT / "conf/experiment").glob("*.yaml"))
+BASE_PORT = 20_000
+
+
+def configuration(experiment: str, *overrides: str) -> RunConfig:
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return to_run_config(compose("config", overrides=[f"experiment={experiment}", f"name={experiment}", *overrides]))
+
+
+def placement(experiment: str) -> str:
+    """The same on every machine: no path, port or name of this one is in it."""
+    config = configuration(experiment)
+    nodes = planned_nodes(config)
+    if config.cluster.nodes == 1:
+        nodes = [Node(name="this", address="127.0.0.1", gpus=config.cluster.gpus_per_node)]
+    placed = place(config, Path("outputs", experiment), nodes, BASE_PORT, python="python")
+    return describe(placed).replace(f"{PROJECT}/", "") + "\n"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_placement_is_as_recorded(experiment: str) -> None:
+    told = "meant? then record it: python -m tests.launch.placement.test_recorded_placement"
+    assert placement(experiment) == (RECORDED / f"{experiment}.txt").read_text(), told
+
+
+def test_nothing_is_recorded_that_is_not_there() -> None:
+    assert sorted(path.stem for path in RECORDED.iterdir()) == EXPERIMENTS
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_dry_run_tells_placement_disk_and_time(experiment: str) -> None:
+    shown = dry_run(configuration(experiment))
+    for said in ("queue-0", "trainer-0", "rollout-0", "judge-0", "\nmodel  ", "\ndisk  ", "\nstep  "):
+        assert said in shown
+    assert "no estimate" not in shown
+
+
+def test_dry_run_says_why_there_is_no_estimate() -> None:
+    shown = dry_run(configuration("kestrel_256", "model.shape.layers=0"))
+    assert "no estimate  model.shape.layers=0" in shown
+    shown = dry_run(configuration("kestrel_256", "trainer.tokens_per_microbatch=400000"))
+    assert "no estimate  trainer.tp=" in shown and "are usable" in shown
+
+
+def main() -> None:
+    RECORDED.mkdir(exist_ok=True)
+    for experiment in EXPERIMENTS:
+        (RECORDED / f"{experiment}.txt").write_text(placement(experiment))
+
+
+if __name__ == "__main__":
+    main()

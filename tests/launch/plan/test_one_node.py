@@ -1,0 +1,96 @@
+"""One node's GPUs are all used, by layouts that hold the model and cut it evenly."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import ConfigError
+from launch.plan.inputs import WEIGHT_BYTES, Model
+from launch.plan.one_node import ENGINE_WEIGHTS, NodeLayout, fit
+from launch.plan.training import USABLE, Layout, training_memory
+from tests.launch.placement.test_recorded_placement import configuration
+
+H100 = 80e9
+DEBUG = Model(name="debug", parameters=1.1e6, layers=4, hidden=128, heads=8, kv_heads=4, head_dim=16, ffn=512, vocabulary=512)
+QWEN_7B = Model(
+    name="7b", parameters=7.6e9, layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocabulary=152064
+)
+
+
+def layout(tp: int, pp: int, dp: int, engines: int, engine_tp: int) -> NodeLayout:
+    return NodeLayout(tp=tp, pp=pp, dp=dp, engines=engines, engine_tp=engine_tp)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (2, layout(1, 1, 1, 1, 1)),
+        (3, layout(1, 1, 1, 2, 1)),
+        (4, layout(1, 1, 2, 2, 1)),
+        (5, layout(1, 1, 2, 3, 1)),
+        (6, layout(1, 1, 3, 3, 1)),
+        (7, layout(1, 1, 3, 4, 1)),
+        (8, layout(1, 1, 4, 4, 1)),
+    ],
+)
+def test_small_model_is_copied_not_cut(gpus: int, expected: NodeLayout) -> None:
+    assert fit(gpus, H100, DEBUG, 768) == expected
+
+
+@pytest.mark.parametrize("gpus", range(2, 9))
+@pytest.mark.parametrize("model", [DEBUG, QWEN_7B])
+def test_whatever_fits_uses_all_gpus_and_holds_the_model(gpus: int, model: Model) -> None:
+    try:
+        found = fit(gpus, H100, model, 4096)
+    except ConfigError as error:
+        assert model is QWEN_7B and gpus < 3, error
+        return
+    assert found.gpus == gpus
+    for tp in (found.tp, found.engine_tp):
+        assert not model.heads % tp and not model.kv_heads % tp
+    assert not model.layers % found.pp
+    trainer = Layout(
+        tp=found.tp,
+        pp=found.pp,
+        cp=1,
+        dp=found.dp,
+        tokens_per_microbatch=4096,
+        recompute=found.recompute,
+        sequence_parallel=False,
+    )
+    assert training_memory(model, trainer).bytes <= USABLE * H100
+    assert WEIGHT_BYTES * model.parameters / found.engine_tp <= ENGINE_WEIGHTS * H100
+
+
+def test_larger_model_is_cut() -> None:
+    assert fit(8, H100, QWEN_7B, 4096) == layout(2, 1, 2, 4, 1)
+
+
+def test_activations_are_computed_again_only_where_nothing_else_fits() -> None:
+    assert not fit(8, H100, QWEN_7B, 4096).recompute
+    small = fit(8, 40e9, QWEN_7B, 4096)
+    assert small.recompute and "trainer.recompute=full" in small.overrides
+
+
+def test_what_does_not_fit_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"32B parameters do not fit on 8 GPUs of 80.0 GB .*take more GPUs"):
+        fit(8, H100, replace(QWEN_7B, parameters=32e9, layers=64, hidden=5120), 4096)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_one_gpu_cannot_be_shared(gpus: int) -> None:
+    with pytest.raises(ConfigError, match="one rank a GPU"):
+        fit(gpus, H100, DEBUG, 768)
+
+
+@pytest.mark.parametrize("gpus", range(2, 9))
+def test_overrides_make_a_run_that_is_placed_on_these_gpus(gpus: int) -> None:
+    from launch.hosts import local_nodes
+    from launch.placement.placement import place
+
+    overrides = fit(gpus, H100, DEBUG, 768).overrides
+    config = configuration("debug", *overrides)
+    placed = place(config, Path("outputs/x"), local_nodes(config), 20_000)
+    used = [gpu for process in placed for gpu in process.gpus]
+    assert sorted(used) == list(range(gpus))

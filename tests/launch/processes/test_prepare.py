@@ -1,0 +1,98 @@
+"""Preparation, with scripts of the test's own in place of the project's."""
+
+import fcntl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from conf.check import CHOICES
+from conf.schema import ConfigError, RunConfig
+from launch.doctor.problems import check_files
+from launch.processes.lock import LOCK_FILE
+from launch.processes.prepare import RECIPES, Made, PrepareError, prepare
+
+SCRIPT = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+data = pathlib.Path(sys.argv[sys.argv.index("--data") + 1]) if "--data" in sys.argv else None
+print("working")
+out.mkdir()
+(out / "made").write_text("from " + (data / "made").read_text() if data else "nothing")
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, Made]:
+    (tmp_path / "first_script.py").write_text(SCRIPT)
+    (tmp_path / "second_script.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return (
+        Made(target=Path("t/data"), what="data", module="first_script", project=tmp_path),
+        Made(target=Path("t/model"), what="model", module="second_script", needs="t/data", project=tmp_path),
+    )
+
+
+def test_things_are_made_in_order_and_once(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    said: list[str] = []
+    prepare(recipes, said.append, cache)
+    assert (cache / "t/model/made").read_text() == "from nothing"
+    assert "    working" in said
+    said.clear()
+    prepare(recipes, said.append, cache)
+    assert said == []
+
+
+def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    prepare(recipes, lambda line: None, cache)
+    (tmp_path / "first_script.py").write_text(SCRIPT.replace("nothing", "something"))
+    prepare(recipes, lambda line: None, cache)
+    assert (cache / "t/model/made").read_text() == "from something"
+
+
+def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (tmp_path / "second_script.py").write_text(SCRIPT + "sys.exit('no memory')\n")
+    with pytest.raises(PrepareError, match=r"(?s)second_script.*exit code 1.*no memory"):
+        prepare(recipes, lambda line: None, cache)
+    assert (cache / "t/data/made").exists()
+    assert not (cache / "t/model").exists()
+
+
+def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    said: list[str] = []
+    with (cache / LOCK_FILE).open("w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = pool.submit(prepare, recipes, said.append, cache)
+        deadline_s = time.monotonic() + 20
+        while not said and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert said == [f"waiting for another launch, which prepares {cache} (0 s of 3600 s at most)"]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        waiting.result(timeout=60)
+    assert (cache / "t/model/made").exists()
+
+
+@pytest.mark.parametrize("key", ["data.train", "data.heldout"])
+def test_a_file_of_problems_that_nothing_makes_is_missed_before_anything_is_made(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig()
+    config.model.prepare = "debug"
+    config.data.train = config.data.heldout = ["cache/debug/data/train.jsonl"]
+    check_files(config)  # it will be made
+    setattr(config.data, key.removeprefix("data."), ["cache/debug/data/train.jsonl", "nofile.jsonl"])
+    with pytest.raises(ConfigError, match=f"{key}: cannot read the problems nofile.jsonl"):
+        check_files(config)
+
+
+def test_every_choice_of_model_prepare_has_a_recipe_and_nothing_is_made_for_none(tmp_path: Path) -> None:
+    assert set(RECIPES) == set(CHOICES["model.prepare"])
+    prepare(RECIPES[""], pytest.fail, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

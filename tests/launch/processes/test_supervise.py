@@ -1,0 +1,123 @@
+"""The driver of a run on a host that does nothing but what a test says."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import pytest
+
+from launch.placement.placement import Process
+from launch.processes.lifecycle import Cause, Lifecycle, Outcome, Rules
+from launch.processes.supervise import ENDING, Ended, Interrupted, NodeLost, Signals, supervise
+
+STEPS = 7
+RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS)
+
+
+class Host:
+    """One trainer: it is told to save as soon as it runs, and at once writes a checkpoint and ends."""
+
+    def __init__(self, version: int, while_ending: Callable[[], None]) -> None:
+        self.version, self._saves, self._while_ending = 0, version, while_ending
+        self._ended: list[Ended | NodeLost] = []
+
+    def __enter__(self) -> "Host":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def start(self, process: Process) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def stop(self, name: str, *, at_once: bool) -> None: ...
+
+    def tell_to_save(self, name: str) -> None:
+        self._ended = [Ended(name=name, cause=Cause(code=0, how="ended"))]
+
+    def events(self) -> Sequence[Ended | NodeLost]:
+        ended, self._ended = self._ended, []
+        if ended:
+            self.version = self._saves
+        return ended
+
+    def heard_s(self) -> float:
+        return float("inf")
+
+    def left_s(self) -> float:
+        return float("inf")
+
+    def end_all(self, hurry: Callable[[], bool]) -> None:
+        self._while_ending()
+
+
+@pytest.mark.parametrize(
+    ("version", "while_ending", "outcome"),
+    [
+        (STEPS - 1, lambda: None, Outcome.SAVED),
+        (STEPS - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.INTERRUPTED),  # it must not be requeued
+        (STEPS, lambda: None, Outcome.DONE),  # the last checkpoint and the end came between two looks
+        (STEPS, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.DONE),
+    ],
+)
+def test_run_that_was_asked_to_save_ends_as_what_it_was_at_its_end(
+    version: int, while_ending: Callable[[], None], outcome: Outcome
+) -> None:
+    trainer = Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
+    life = Lifecycle(lambda lost: [trainer], RULES)
+    host = Host(version, while_ending)
+    with Signals() as signals:
+        assert supervise(life, host, signals, print, newest=lambda: host.version).outcome is outcome
+
+
+class FailingHost(Host):
+    """Its trainer fails as soon as it is started."""
+
+    def start(self, process: Process) -> None:
+        self._ended = [Ended(name=process.name, cause=Cause(code=1, how=f"{process.name} ended with exit code 1"))]
+
+
+@pytest.mark.parametrize(
+    ("while_ending", "outcome", "said"),
+    [
+        (lambda: None, Outcome.FAILED, []),
+        (lambda: os.kill(os.getpid(), signal.SIGINT), Outcome.INTERRUPTED, ["trainer-0 ended with exit code 1"]),
+    ],
+)
+def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_said(
+    while_ending: Callable[[], None], outcome: Outcome, said: list[str]
+) -> None:
+    """A sweep ends with an interrupted job, and goes on after a failed one."""
+    told: list[str] = []
+    life = Lifecycle(lambda lost: [Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))], RULES)
+    with Signals() as signals:
+        assert supervise(life, FailingHost(0, while_ending), signals, told.append).outcome is outcome
+    assert [text.splitlines()[0].rstrip(". ") for text in told] == said
+
+
+def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the batch script does
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with Signals() as signals:
+            assert signals.saving
+            end = supervise(Lifecycle(lambda lost: [], RULES), Host(0, lambda: None), signals, print)
+        assert end.outcome is Outcome.SAVED
+        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_run_that_is_to_end_while_it_is_prepared_ends_where_it_is(number: signal.Signals) -> None:
+    with pytest.raises(Interrupted), Signals():
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+
+def test_signal_is_kept_while_the_run_lives() -> None:
+    with Signals() as signals:
+        with signals.kept():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.ending == [signal.SIGTERM]

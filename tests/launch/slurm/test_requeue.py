@@ -1,0 +1,52 @@
+"""Which end of a run has its job requeued."""
+
+from pathlib import Path
+
+import pytest
+
+from conf.schema import RunConfig
+from launch import run
+from launch.processes.lifecycle import End, Outcome
+from launch.slurm.job import Job, SlurmError
+
+JOB = Job(id=7, restarts=1, nodes=())
+
+
+@pytest.fixture
+def requeued(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    jobs: list[Job] = []
+    monkeypatch.setattr(run, "requeue", jobs.append)
+    return jobs
+
+
+def settle(run_dir: Path, outcome: Outcome, *, began_at: int, newest: int) -> None:
+    if newest:
+        (run_dir / run.CHECKPOINTS / f"version-{newest}").mkdir(parents=True)
+    run._settle(End(outcome=outcome), RunConfig(), run_dir, JOB, lambda text: None, began_at=began_at)
+
+
+def test_job_that_saved_further_steps_is_requeued(requeued: list[Job], tmp_path: Path) -> None:
+    settle(tmp_path, Outcome.SAVED, began_at=8, newest=12)
+    assert requeued == [JOB]
+
+
+@pytest.mark.parametrize("version", [0, 8])
+def test_job_that_saved_nothing_new_is_not_requeued_for_ever(requeued: list[Job], tmp_path: Path, version: int) -> None:
+    with pytest.raises(run.RunFailed, match="its --time is too short"):
+        settle(tmp_path, Outcome.SAVED, began_at=version, newest=version)
+    assert requeued == []
+
+
+def test_job_that_may_not_be_requeued_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(job: Job) -> None:
+        raise SlurmError("`scontrol requeue 7` ended with exit code 1: Requested operation is presently disabled")
+
+    monkeypatch.setattr(run, "requeue", refused)
+    run_dir = tmp_path / "with a blank"
+    with pytest.raises(run.RunFailed, match=rf"disabled\n.*sbatch launch/kestrel_256.sh resume='{run_dir}'$"):
+        settle(run_dir, Outcome.SAVED, began_at=8, newest=12)
+
+
+def test_job_that_lost_its_nodes_is_requeued_even_before_its_first_checkpoint(requeued: list[Job], tmp_path: Path) -> None:
+    settle(tmp_path, Outcome.SHORT, began_at=0, newest=0)
+    assert requeued == [JOB]

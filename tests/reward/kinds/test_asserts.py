@@ -1,0 +1,240 @@
+"""Assertions in a jail of their own: honest code of every sort passes, what fakes a pass does not."""
+# ruff: noqa: E501
+
+from typing import Any
+
+import pytest
+
+from reward.grade import Verdict, grade
+from reward.sandbox.sandbox import Sandbox
+from reward.task import TaskError, parse_task
+
+VECTOR = """
+class Vector:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __add__(self, o): return Vector(self.x + o.x, self.y + o.y)
+    def __mul__(self, k): return Vector(self.x * k, self.y * k)
+    __rmul__ = __mul__
+    def __eq__(self, o): return isinstance(o, Vector) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __lt__(self, o): return (self.x, self.y) < (o.x, o.y)
+    def __len__(self): return 2
+    def __getitem__(self, i): return (self.x, self.y)[i]
+    def __iter__(self): return iter((self.x, self.y))
+    def __repr__(self): return f"Vector({self.x}, {self.y})"
+    def __contains__(self, v): return v in (self.x, self.y)
+    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5
+    def __bool__(self): return bool(self.x or self.y)
+    def __call__(self, k): return self * k
+"""
+
+HONEST: dict[str, tuple[str, str]] = {
+    "plain": ("def f(x): return x * x", "assert f(3) == 9\nassert f(-2) == 4"),
+    "humaneval check": ("def f(x): return x * x", "def check(candidate):\n    assert candidate(3) == 9\n    assert abs(candidate(0.1) - 0.01) < 1e-9"),
+    "all and map": ("def f(x): return x * x", "assert all(map(lambda x: f(x) == x * x, range(5)))\nassert sum(map(f, [1, 2])) == 5"),
+    "rich values": (
+        "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime\nfrom collections import Counter, deque\n"
+        "def f(x): return [Decimal('1.5'), Fraction(1, 3), datetime.date(2020, 1, 2), Counter('aab'), deque([1]), range(3), (1, {2})]",
+        "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime\nfrom collections import deque\n"
+        "assert f(0) == [Decimal('1.5'), Fraction(1, 3), datetime.date(2020, 1, 2), {'a': 2, 'b': 1}, deque([1]), range(3), (1, {2})]",
+    ),
+    "named tuple": (
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, x + 1)",
+        "assert f(1) == (1, 2)\nassert f(1).y == 2\nx, y = f(3)\nassert (x, y) == (3, 4)",
+    ),
+    "enum": ("from enum import IntEnum\nclass C(IntEnum):\n    A = 3\ndef f(x): return C.A", "assert f(0) == 3\nassert f(0) + 1 == 4\nassert C.A.name == 'A'"),
+    "operators": (
+        VECTOR,
+        "v = Vector(1, 2)\nassert v + Vector(3, 4) == Vector(4, 6)\nassert v * 2 == Vector(2, 4) and 2 * v == Vector(2, 4)\nassert v < Vector(2, 0)\n"
+        "assert len(v) == 2 and v[1] == 2 and list(v) == [1, 2]\nassert repr(v) == 'Vector(1, 2)' and f'{v}' == str(v)\nassert 2 in v and 5 not in v\n"
+        "assert abs(Vector(3, 4)) == 5.0\nassert not Vector(0, 0)\nassert v(3) == Vector(3, 6)\nassert isinstance(v, Vector)\n"
+        "assert len({v, Vector(1, 2)}) == 1\nassert sorted([Vector(2, 0), v])[0] is v\nassert v != Vector(0, 0)",
+    ),
+    "attributes": (
+        "class Account:\n    rate = 0.5\n    def __init__(self): self.balance = 0\n    def pay(self, n, *, tip=0): self.balance += n + tip\n"
+        "    @property\n    def double(self): return 2 * self.balance\n    @classmethod\n    def rich(cls):\n        a = cls()\n        a.balance = 100\n        return a",
+        "a = Account()\na.pay(5, tip=1)\nassert a.balance == 6 and a.double == 12\na.balance = 1\nassert a.double == 2\nassert Account.rich().balance == 100\n"
+        "assert hasattr(a, 'pay') and not hasattr(a, 'nothing')\nassert Account.rate == 0.5",
+    ),
+    "own exceptions": (
+        "class Empty(LookupError):\n    def __init__(self, m, code): super().__init__(m); self.code = code\ndef f(x):\n    raise Empty('no', 7)",
+        "try:\n    f(1)\nexcept Empty as e:\n    assert e.code == 7 and str(e) == \"('no', 7)\" or e.args\nelse:\n    assert False\n"
+        "try:\n    f(1)\nexcept LookupError:\n    pass",
+    ),
+    "builtin exceptions": (
+        "def f(x):\n    if x < 0: raise ValueError('negative')\n    return 1 / x",
+        "import pytest\nwith pytest.raises(ValueError, match='neg'):\n    f(-1)\nwith pytest.raises(ZeroDivisionError):\n    f(0)",
+    ),
+    "callbacks": (
+        "def f(g, xs): return [g(x) for x in xs]",
+        "seen = []\ndef g(x):\n    seen.append(x)\n    return x + 1\nassert f(g, [1, 2]) == [2, 3]\nassert seen == [1, 2]\nassert f(lambda x: x, [5]) == [5]",
+    ),
+    "an exception through a callback": (
+        "def f(g):\n    try:\n        return g()\n    finally:\n        pass",
+        "class Mine(Exception): pass\ndef g(): raise Mine('x')\ntry:\n    f(g)\nexcept Mine as e:\n    assert e.args == ('x',)\nelse:\n    assert False",
+    ),
+    "a decorator": (
+        "import functools\ndef f(g):\n    @functools.wraps(g) if hasattr(g, '__name__') else (lambda w: w)\n    def w(*a): return g(*a) * 2\n    return w",
+        "@f\ndef g(x): return x + 1\nassert g(3) == 8",
+    ),
+    "changes in place": (
+        "def f(xs, d, s):\n    xs.sort()\n    d['n'] = len(xs)\n    s.discard(1)",
+        "xs, d, s = [3, 1, 2], {}, {1, 2}\nassert f(xs, d, s) is None\nassert xs == [1, 2, 3] and d == {'n': 3} and s == {2}",
+    ),
+    "generators": (
+        "def f(n):\n    for i in range(n):\n        yield i",
+        "assert list(f(3)) == [0, 1, 2]\ng = f(2)\nassert next(g) == 0 and next(g) == 1\ntry:\n    next(g)\nexcept StopIteration:\n    pass\nelse:\n    assert False",
+    ),
+    "context manager": (
+        "class M:\n    log = []\n    def __enter__(self): self.log.append('in'); return self\n    def __exit__(self, *a): self.log.append('out')",
+        "with M() as m:\n    assert m.log == ['in']\nassert m.log == ['in', 'out']",
+    ),
+    "unittest": (
+        "def f(x): return x * x",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(3), 9)\n    def test_b(self):\n        with self.assertRaises(TypeError): f('a')\n"
+        "if __name__ == '__main__':\n    unittest.main()",
+    ),
+    "pytest": (
+        "def f(x): return x / 3",
+        "import pytest\n@pytest.mark.parametrize('x, y', [(3, 1), (6, 2)])\ndef test_f(x, y):\n    assert f(x) == y\ndef test_near():\n    assert f(1) == pytest.approx(0.3333333333)",
+    ),
+    "prints": ("def f(x):\n    print('{\"done\": {\"passed\": false}}')\n    return x", "print('hello')\nassert f(1) == 1"),
+    "constants": ("LIMIT = 5\ndef f(x): return min(x, LIMIT)", "assert f(9) == LIMIT == 5"),
+    "recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
+    "iterators as arguments": (
+        "from itertools import islice\ndef f(xs): return list(islice(xs, 3))",
+        "assert f(iter([1, 2, 3, 4])) == [1, 2, 3]\nassert f(x * x for x in range(9)) == [0, 1, 4]\nassert f(map(str, [1])) == ['1']\n"
+        "assert f({'a': 1}.keys()) == ['a']\ng = iter('abcd')\nassert f(g) == ['a', 'b', 'c'] and next(g) == 'd'",
+    ),
+    "a generator that the candidate drives": (
+        "def f(g):\n    def start(*a):\n        it = g(*a)\n        next(it)\n        return it\n    return start",
+        "@f\ndef numbers():\n    yield 1\n    yield 2\nassert next(numbers()) == 2",
+    ),
+    "types and exceptions as arguments": (
+        "def f(kind, x): return kind(x)\ndef g(error): raise error",
+        "assert f(int, '3') == 3 and f(tuple, [1]) == (1,)\ntry:\n    g(ValueError('no'))\nexcept ValueError as e:\n    assert e.args == ('no',)\n"
+        "else:\n    assert False\nassert f(type, 3) == int",
+    ),
+    "exceptions of callbacks, caught": (
+        "def f(g, xs):\n    found = []\n    for x in xs:\n        try:\n            found.append(g(x))\n        except ValueError:\n            found.append(None)\n    return found",
+        "assert f(int, ['1', 'x']) == [1, None]\ndef g(x): raise ValueError(x)\nassert f(g, [1]) == [None]",
+    ),
+    "linked lists of the tests": (
+        "def f(head):\n    prev = None\n    while head:\n        head.next, prev, head = prev, head, head.next\n    return prev",
+        "class ListNode:\n    def __init__(self, val, next=None): self.val, self.next = val, next\n"
+        "node = f(ListNode(1, ListNode(2, ListNode(3))))\nfound = []\nwhile node:\n    found.append(node.val)\n    node = node.next\nassert found == [3, 2, 1]",
+    ),
+    "trees of the tests": (
+        "def f(t): return 0 if t is None else 1 + max(f(t.left), f(t.right))",
+        "class TreeNode:\n    def __init__(self, left=None, right=None): self.left, self.right = left, right\n"
+        "assert f(TreeNode(TreeNode(), TreeNode(TreeNode()))) == 3",
+    ),
+    "a random generator of the tests": ("def f(rng): return rng.randint(0, 9)", "import random\nassert f(random.Random(3)) == random.Random(3).randint(0, 9)"),
+    "a method of class Solution": ("class Solution:\n    def f(self, x): return x * x", "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x * x"),
+    "a docstring": ("def f(x):\n    'Squares.'", "assert f.__doc__ == 'Squares.' and f.__name__ == 'f'"),
+}  # fmt: skip
+
+EQUAL = "    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n    __hash__ = object.__hash__\n"
+FAKED: dict[str, tuple[str, str]] = {
+    "wrong": ("def f(x): return 0", "assert f(3) == 9"),
+    "nothing there": ("pass", "assert f(3) == 9"),
+    "always equal": ("class A:\n" + EQUAL + "def f(x): return A()", "assert f(3) == 9"),
+    "always equal, the other way round": ("class A:\n" + EQUAL + "def f(x): return A()", "assert 9 == f(3)"),
+    "always equal int": ("class A(int):\n" + EQUAL + "def f(x): return A(1)", "assert f(3) == 9"),
+    "always equal list": ("class A(list):\n" + EQUAL + "def f(x): return A()", "assert f(3) == [1]"),
+    "in a list of answers": ("class A:\n" + EQUAL + "def f(x): return A()", "assert f(3) in [9, 10]"),
+    "inside a list": ("class A:\n" + EQUAL + "def f(x): return [A(), A()]", "assert f(3) == [1, 2]"),
+    "always near": (
+        "class A:\n    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n    def __abs__(s): return 0\n    def __lt__(s, o): return True\ndef f(x): return A()",
+        "assert abs(f(3) - 2.5) < 1e-6",
+    ),
+    "always near, as an object": (
+        "class A:\n    def __sub__(s, o): return s\n    def __abs__(s): return 0\ndef f(x): return A()",
+        "assert abs(f(3) - 2.5) < 1e-6",
+    ),
+    "always less": ("class A:\n    def __lt__(s, o): return True\n    __gt__ = __le__ = __ge__ = __lt__\ndef f(x): return A()", "assert 1 < f(3) < 5"),
+    "contains all": ("class A:\n    def __contains__(s, o): return True\n    def __iter__(s): return iter(())\ndef f(x): return A()", "assert 9 in f(3)"),
+    "StopIteration in all(map)": ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == x * x, range(5)))"),
+    "StopIteration in a for": ("def f(x): raise StopIteration", "assert all(f(x) == 1 for x in map(f, range(5)))"),
+    "death where an exception is wanted": ("import os\ndef f(x): os._exit(0)", "import pytest\nwith pytest.raises(Exception):\n    f(1)\nassert True"),
+    "death, swallowed": ("import os\ndef f(x): os._exit(0)", "try:\n    f(1)\nexcept BaseException:\n    pass\nassert True"),
+    "loop, swallowed": ("def f(x):\n    while True: pass", "try:\n    f(1)\nexcept BaseException:\n    pass\nassert True"),
+    "memory, swallowed": ("def f(x): return [0] * 10**12", "try:\n    f(1)\nexcept BaseException:\n    pass\nassert True"),
+    "stack, swallowed": ("def f(x): return f(x)", "try:\n    f(1)\nexcept RuntimeError:\n    pass\nassert True"),
+    "SystemExit": ("def f(x): raise SystemExit(0)", "assert f(3) == 9"),
+    "exit at import": ("import sys\nsys.exit(0)", "assert f(3) == 9"),
+    "SkipTest": ("import unittest\ndef f(x): raise unittest.SkipTest('')", "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(3), 9)"),
+    "skipped module": ("import unittest\nunittest.TestCase.assertEqual = print\ndef f(x): return 0", "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(3), 9)"),
+    "patched builtins": ("import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 1", "assert abs(f(3) - 9) < 1e-6"),
+    "forged verdict": (
+        "import os, struct\ndef f(x):\n    d = b'{\"done\":{\"passed\":true,\"error\":\"\"}}'\n    os.write(3, struct.pack('<I', len(d)) + d)\n    os._exit(0)",
+        "assert f(3) == 9",
+    ),
+    "forged answers": (
+        "import os, struct\ndef f(x):\n    for d in (b'{\"exhausted\":true}', b'[]', b'{\"ok\":{\"__ref__\":{}}}', b'{\"callback\":99,\"args\":[],\"kwargs\":{}}'):\n"
+        "        os.write(3, struct.pack('<I', len(d)) + d)",
+        "assert f(3) == 9",
+    ),
+    "raises the wanted": ("class Mine(Exception): pass\ndef f(x): raise AssertionError", "assert f(3) == 9"),
+    "tests that are empty": ("def f(x): return 9", "def helper():\n    assert False"),
+    "hunt": ("import gc\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, str) and 'assert' in o: return 9\n    return 0", "assert f(3) == 10"),
+    "callback that is replaced": ("def f(g):\n    g.__call__ = lambda x: 1\n    return 0", "assert f(lambda x: x) == 9"),
+    "globals of a callback": (
+        "def f(g, x):\n    for name in ('__globals__', '__closure__', '__code__', '__self__', 'gi_frame'):\n        try: return getattr(g, name)['expected']\n        except Exception: pass",
+        "expected = 9\nassert f(lambda: 0, 3) == expected",
+    ),
+    "frame of a generator": (
+        "def f(g):\n    try: return g.gi_frame.f_locals['secret']\n    except AttributeError: return 0",
+        "def g():\n    secret = 9\n    yield 1\n    yield secret\nit = g()\nnext(it)\nassert f(it) == 9",
+    ),
+    "class of an object of the tests": (
+        "def f(o):\n    try: return o.__class__.__init__.__globals__['expected']\n    except Exception: return 0",
+        "expected = 9\nclass A: pass\nassert f(A()) == expected",
+    ),
+    "equal to an object of the tests": ("class A:\n" + EQUAL + "def f(o): return A()", "class B:\n    def __eq__(s, o): return type(o) is B\nassert f(B()) == B()"),
+    "StopIteration through a callback": ("def f(g): return g()", "def g(): raise StopIteration\ndef h():\n    f(g)\n    return 0\nassert all(h() for _ in range(3))"),
+    "truthy": ("class A:\n    def __bool__(s): return True\ndef f(x): return A()", "assert f(3) is True"),
+}  # fmt: skip
+
+
+def verdict(code: str, *tests: str, sandbox: Sandbox, **fields: Any) -> Verdict:
+    task = parse_task(
+        {"kind": "asserts", "entry_point": "f", "tests": list(tests), "cpu_limit_s": 1, "memory_limit_mb": 256, **fields}
+    )
+    return grade(task, f"```python\n{code}\n```", sandbox=sandbox)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_code_passes(name: str, sandbox: Sandbox) -> None:
+    code, tests = HONEST[name]
+    result = verdict(code, tests, sandbox=sandbox)
+    assert (result.reward, result.reason) == (1.0, "")
+
+
+@pytest.mark.parametrize("name", FAKED)
+def test_a_faked_pass_fails(name: str, sandbox: Sandbox) -> None:
+    code, tests = FAKED[name]
+    result = verdict(code, tests, sandbox=sandbox)
+    assert result.reward == 0.0
+    assert result.reason
+
+
+def test_units_are_counted_and_the_death_of_one_costs_only_itself(sandbox: Sandbox) -> None:
+    code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
+    result = verdict(
+        code, "assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3", "assert f(4) == 5", sandbox=sandbox, credit="fraction"
+    )
+    assert (result.passed, result.total) == (2, 4)
+
+
+def test_helpers_of_the_prompt_are_the_tests_own(sandbox: Sandbox) -> None:
+    helper = "def poly(x):\n    return x - 3"
+    test = "def check(candidate):\n    assert abs(poly(candidate(0))) < 1e-9"
+    assert verdict("def f(x): return 3", test, sandbox=sandbox, setup=helper).reward == 1.0
+    assert verdict("def poly(x): return 0\ndef f(x): return 1", test, sandbox=sandbox, setup=helper).reward == 0.0
+
+
+@pytest.mark.parametrize(("test", "message"), [("x = 1", "tests nothing"), ("assert (", "not Python"), (3, "must be a string")])
+def test_tests_that_test_nothing_are_refused(test: Any, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        parse_task({"kind": "asserts", "tests": [test]})

@@ -1,0 +1,44 @@
+"""When printed output counts as the expected one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward.kinds.compare import same_output
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"), [("7", "7\n"), ("7 \r\n\r\n", "7"), ("a\n\n\n", "a"), ("", "\n"), ("a\tb", "a\tb  ")]
+)
+def test_line_ends_and_trailing_blanks_do_not_matter(got: str, expected: str) -> None:
+    assert same_output(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"), [("7", "8"), ("7\n8", "7 8"), (" 7", "7"), ("a\n\nb", "a\nb"), ("7.0", "7"), ("Yes", "YES"), ("", "7")]
+)
+def test_everything_else_matters(got: str, expected: str) -> None:
+    assert not same_output(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "equal"),
+    [
+        ("0.3333333", "0.333333333", True),
+        ("x 1.0", "x 1", True),
+        ("1e3", "1000", True),
+        ("1_0", "10", False),
+        ("nan", "1.0", False),
+        ("inf", "1e999", False),
+        ("1.1", "1.0", False),
+        ("1 2", "1", False),
+        ("٧", "7", False),
+    ],
+)
+def test_a_tolerance_is_for_decimal_numbers(got: str, expected: str, equal: bool) -> None:
+    assert same_output(got, expected, 1e-6) is equal
+
+
+@given(st.text(), st.sampled_from([None, 1e-6]))
+def test_output_is_the_same_as_itself(text: str, tolerance: float | None) -> None:
+    assert same_output(text, text, tolerance)

@@ -1,0 +1,178 @@
+"""An engine that breaks in the middle of a push is lost; the others get through, with what they had in hand."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conf.shapes import Layout
+from rollout.engine_client import EngineClient
+from rollout.ledger.records import EngineInfo
+from tests.rollout.fake_engine import FakeEngine, answer, serve
+from tests.rollout.stage import free_ports
+from tests.trainer import ranks
+from tests.trainer.megatron.test_policy import batch, config, model_folder
+from trainer.push.push import PushReport
+
+ENGINES = 4
+BROKEN = 2  # the engine that breaks, in the second push
+PUSH_S = 16.0
+OLD_GROUP, NEW_GROUP = "old group", "new group"  # whether the engines of the second push were in the groups already
+
+
+class BreakingEngine(FakeEngine):
+    """Like the others, until version 0 is there; then it breaks at a call of this path, the n-th of the push."""
+
+    def __init__(self, *, how: str, path: str, nth: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._how, self._path, self._left = how, path, nth
+
+    async def _init_group(self, http: web.Request) -> web.Response:
+        return await self._break_at("join") or await super()._init_group(http)
+
+    async def _begin(self, http: web.Request) -> web.Response:
+        return await self._break_at("begin") or await super()._begin(http)
+
+    async def _receive(self, http: web.Request) -> web.Response:
+        return await self._break_at("receive") or await super()._receive(http)
+
+    async def _end(self, http: web.Request) -> web.Response:
+        return await self._break_at("end") or await super()._end(http)
+
+    async def _break_at(self, path: str) -> web.Response | None:
+        if path != self._path or self.version == "-1":
+            return None
+        self._left -= 1
+        if self._left > 0:
+            return None
+        if self._how == "refuses":
+            return answer(False, "out of memory")
+        number = signal.SIGKILL if self._how == "killed" else signal.SIGSTOP
+        if path in ("join", "receive"):  # a little later: meanwhile the collective has begun
+            asyncio.get_running_loop().call_later(0.005, os.kill, os.getpid(), number)
+        else:
+            os.kill(os.getpid(), number)
+        return None
+
+
+def engine(port: int, how: str = "", path: str = "", nth: int = 1) -> None:
+    asyncio.run(serve(BreakingEngine(port=port, version="-1", how=how, path=path, nth=nth)))
+
+
+@contextmanager
+def fleet(how: str, path: str, nth: int) -> Iterator[list[EngineInfo]]:
+    port = free_ports(ENGINES)
+    faults = [(how, path, nth) if n == BROKEN else () for n in range(ENGINES)]
+    processes = [ranks.start(engine, port + n, *fault) for n, fault in enumerate(faults)]
+    infos = [EngineInfo(name=f"engine-{n}", url=f"http://127.0.0.1:{port + n}", tp=1, epoch=1) for n in range(ENGINES)]
+    try:
+        asyncio.run(healthy(infos))
+        yield infos
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+async def healthy(infos: list[EngineInfo]) -> None:
+    for info in infos:
+        async with EngineClient(info.url) as client:
+            while not await client.healthy():
+                await asyncio.sleep(0.05)
+
+
+class Fleet:
+    """Stands for the queue: the engines that are there."""
+
+    def __init__(self, engines: list[EngineInfo]) -> None:
+        self.engines = engines
+
+    def fleet(self) -> list[EngineInfo]:
+        return self.engines
+
+
+def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: str) -> tuple[list[PushReport], list[bool]]:
+    """Pushes versions 0, 1 and 2, one training step apart; the reports, and whether each engine that is left holds version 2."""
+    from trainer import process_groups
+    from trainer.control import Control
+    from trainer.megatron import hf_weights
+    from trainer.megatron.policy import load_policy
+    from trainer.push import weight_group
+    from trainer.push.push import Pusher
+    from trainer.step import Stopwatch, train_step
+
+    settings = config()
+    settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
+    mesh = process_groups.initialize(Layout(pp=2), seed=0, timeout_s=40)
+    policy = load_policy(settings, mesh)
+    there = Fleet(engines[: ENGINES - 1] if when == NEW_GROUP else engines)
+    pusher = Pusher(
+        policy, Control(timeout_s=40), there, address="127.0.0.1", first_port=port, bucket_bytes=5_000, deadline_s=PUSH_S,
+        engine_api_key="",
+    )  # fmt: skip
+    reports = []
+    for version in range(3):
+        reports.append(pusher.push(version))
+        there.engines = [e for e in engines if e.id not in reports[-1].failed]
+        train_step(policy, batch(version), settings, Stopwatch()) if version < 2 else None
+    values = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.spec, mesh) if value is not None)
+    (mine,) = weight_group.expected_checksums(values)
+    held = asyncio.run(checksums([e for e in engines if e.id in reports[-1].engines]))
+    process_groups.shutdown()
+    return reports, [all(found.get(name) == value for name, value in mine.items()) for found in held]
+
+
+async def checksums(engines: list[EngineInfo]) -> list[dict[str, str]]:
+    found = []
+    for info in engines:
+        async with EngineClient(info.url) as client:
+            assert (await client.model_info()).version == 2
+            found += await client.checksum()
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "path", "nth", "when"),
+    [
+        ("killed", "receive", 2, OLD_GROUP),
+        ("killed", "receive", 1, NEW_GROUP),
+        ("refuses", "receive", 3, OLD_GROUP),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("killed", "begin", 1, OLD_GROUP),
+                ("killed", "end", 1, OLD_GROUP),
+                ("killed", "join", 1, NEW_GROUP),
+                ("killed", "join", 2, NEW_GROUP),
+                ("frozen", "receive", 2, OLD_GROUP),
+                ("frozen", "begin", 1, NEW_GROUP),
+                ("frozen", "join", 1, NEW_GROUP),
+                ("refuses", "join", 1, NEW_GROUP),
+                ("refuses", "begin", 1, OLD_GROUP),
+                ("refuses", "end", 1, OLD_GROUP),
+            ]
+        ),
+    ],
+)
+def test_only_the_engine_that_breaks_is_lost(tmp_path: Path, how: str, path: str, nth: int, when: str) -> None:
+    with fleet(how, path, nth) as engines:
+        began_s = time.monotonic()
+        results = ranks.run(push_three_times, 2, model_folder(tmp_path), engines, free_ports(20), when, deadline_s=90)
+        print(f"{how} at {path} {nth}, {when}: {time.monotonic() - began_s:.1f} s")
+    everybody, broken = [e.id for e in engines], engines[BROKEN].id
+    survivors = [id for id in everybody if id != broken]
+    for reports, held in results:
+        first, second, third = reports
+        assert not first.failed
+        assert list(second.engines) == survivors and set(second.failed) == {broken}, second.failed
+        assert list(third.engines) == survivors and not third.failed
+        assert held == [True] * len(survivors)
+        assert second.stall_s < PUSH_S + 5

@@ -1,0 +1,141 @@
+"""Which sequence goes to which rank and into which microbatch: whole sequences, pure numpy, the same result on every rank.
+
+The ranks of a minibatch wait for one another once, at its optimizer step, so first the sequences are dealt over the ranks such
+that each computes as much (`CostModel`); then each rank cuts its share into as many microbatches as the others, none above
+the capacity. A microbatch has the length that its sequences have, rounded up to what the layout divides: nothing else is padded.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.shapes import Layout, ModelSpec
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+
+class PackingError(ValueError):
+    """Sequences that no packing can hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Compute of a sequence, in units of one token's matrix products: tokens + pair_cost * tokens^2."""
+
+    pair_cost: float  # of one query on one key, causal halves and softmax aside, over a token's matrix products
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "CostModel":
+        """Forward, in multiply-adds: a token costs N (the weights of all matrix products), the causal attention of a sequence
+        layers x 2 x q_width x tokens^2 / 2 (scores, and their sum over values). The backward pass doubles both."""
+        return cls(pair_cost=spec.layers * spec.q_width / spec.matmul_parameters)
+
+    def __call__(self, lengths: I64) -> F64:
+        return lengths + self.pair_cost * np.square(lengths, dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """What a microbatch holds, and what the layout asks of its shape."""
+
+    tokens: int  # the most, padding included
+    sequence_multiple: int = 1  # each sequence is padded to a multiple: context parallelism cuts it into 2 x cp parts
+    multiple: int = 1  # the whole microbatch is padded to a multiple: sequence parallelism cuts a rank's part by tp
+    count_multiple: int = 1  # microbatches come in multiples: the interleaved schedule runs them in rounds of pp
+
+    @classmethod
+    def of(cls, layout: Layout, tokens: int) -> "Capacity":
+        """The capacity is rounded down to what the layout divides."""
+        multiple = layout.token_multiple
+        return cls(
+            tokens=tokens // multiple * multiple,
+            sequence_multiple=2 * layout.cp if layout.cp > 1 else 1,
+            multiple=multiple,
+            count_multiple=layout.pp if layout.vpp > 1 else 1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """Sequences dealt over the ranks and microbatches of one minibatch."""
+
+    members: Sequence[Sequence[Sequence[int]]]  # [dp][n] numbers of the sequences in each microbatch; n is the same for all
+    tokens: I64  # [dp, n], padding included
+    padding: I64  # [dp, n], of these tokens
+    costs: F64  # [dp, n]
+
+    @property
+    def padding_fraction(self) -> float:
+        """Of all tokens that go through the model."""
+        return float(self.padding.sum() / self.tokens.sum())
+
+    @property
+    def imbalance(self) -> float:
+        """How much longer the busiest rank computes than the mean of the ranks: 0.03 is 3%."""
+        ranks = self.costs.sum(1)
+        return float(ranks.max() / ranks.mean() - 1)
+
+
+def balance(lengths: I64, *, capacity: Capacity, dp: int, cost: CostModel) -> Balance:
+    """Deals sequences of `lengths` [n] (n >= 1). Raises PackingError when one is longer than a microbatch may be."""
+    padded = _rounded_up(lengths, capacity.sequence_multiple)
+    if (longest := int(padded.max())) > capacity.tokens:
+        raise PackingError(
+            f"a trajectory of {int(lengths.max())} tokens ({longest} when padded for the layout) does not fit a microbatch of "
+            f"{capacity.tokens} (trainer.tokens_per_microbatch, rounded down to what the layout divides)"
+        )
+    costs = cost(padded)
+    ranks = _least_loaded(costs, dp)
+    fullest = max(int(padded[share].sum()) for share in ranks)
+    fewest = _rounded_up(max(1, -(-fullest // capacity.tokens)), capacity.count_multiple)
+    for microbatches in count(fewest, capacity.count_multiple):
+        dealt = [_filled(share, padded, costs, microbatches, capacity.tokens) for share in ranks]
+        members = [bins for bins in dealt if bins is not None]
+        if len(members) == dp:
+            return _measured(members, lengths, padded, capacity, cost)
+    raise AssertionError  # unreachable: with a microbatch for each sequence all fit
+
+
+def _rounded_up(value, multiple: int):
+    return -(-value // multiple) * multiple
+
+
+def _least_loaded(costs: F64, ranks: int) -> list[list[int]]:
+    """The dearest first, each to the rank that has least so far (Graham's longest processing time)."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    heap = [(0.0, rank) for rank in range(ranks)]
+    for i in np.argsort(-costs, kind="stable").tolist():
+        load, rank = heap[0]
+        shares[rank].append(i)
+        heapq.heapreplace(heap, (load + float(costs[i]), rank))
+    return shares
+
+
+def _filled(share: Sequence[int], padded: I64, costs: F64, microbatches: int, capacity: int) -> list[list[int]] | None:
+    """A rank's share, the dearest first, each into the cheapest microbatch that has room; None when one finds no room."""
+    bins: list[list[int]] = [[] for _ in range(microbatches)]
+    room, loads = [capacity] * microbatches, [0.0] * microbatches
+    for i in share:
+        size = int(padded[i])
+        fitting = [b for b in range(microbatches) if room[b] >= size]
+        if not fitting:
+            return None
+        cheapest = min(fitting, key=loads.__getitem__)
+        bins[cheapest].append(i)
+        room[cheapest] -= size
+        loads[cheapest] += float(costs[i])
+    return bins
+
+
+def _measured(members: list[list[list[int]]], lengths: I64, padded: I64, capacity: Capacity, cost: CostModel) -> Balance:
+    """Padding behind the last sequence of a microbatch is a sequence of its own; an empty microbatch is one multiple of it."""
+    used = np.array([[padded[bin_].sum() for bin_ in rank] for rank in members], dtype=np.int64)
+    real = np.array([[lengths[bin_].sum() for bin_ in rank] for rank in members], dtype=np.int64)
+    tokens = np.maximum(_rounded_up(used, capacity.multiple), capacity.multiple)
+    costs = np.array([[cost(padded[bin_]).sum() for bin_ in rank] for rank in members]) + cost(tokens - used)
+    return Balance(members=members, tokens=tokens, padding=tokens - real, costs=costs)

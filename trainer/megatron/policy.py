@@ -1,0 +1,257 @@
+"""The policy under training: Megatron's modules, and the three things that are done with them.
+
+`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch, `reference_weights` swaps the frozen
+reference in. Neither of the first two lets a number that is not finite come as far as the optimizer. Each goes through Megatron's
+pipeline schedule, so every rank of the job calls them together.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from math import isfinite
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
+from torch import Tensor
+
+from conf.schema import RunConfig
+from conf.shapes import ModelSpec, read_spec
+from trainer.learn.health import FiniteCheck, TrainingError
+from trainer.learn.logprobs import token_logprobs
+from trainer.learn.metrics import TokenFigures
+from trainer.learn.objective import Objective, token_losses
+from trainer.learn.packing import Microbatch
+from trainer.learn.targets import Signal
+from trainer.megatron import attention, hf_weights, model
+from trainer.megatron.checkpoint import TrainingState
+from trainer.megatron.reference import Reference
+from trainer.process_groups import Mesh
+
+
+class Policy:
+    """Modules, optimizer and schedule of one rank. Create with `Policy.load`."""
+
+    def __init__(
+        self,
+        *,
+        chunks: list[DistributedDataParallel],
+        optimizer,
+        scheduler,
+        spec: ModelSpec,
+        mesh: Mesh,
+        objective: Objective,
+        temperature: float,
+    ) -> None:
+        self.chunks, self.optimizer, self.scheduler = chunks, optimizer, scheduler
+        self.spec, self.mesh = spec, mesh
+        self._objective, self._temperature = objective, temperature
+        self._schedule = get_forward_backward_func()
+        config = get_model_config(chunks[0])
+        # The loss arrives normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
+        config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
+        config.grad_scale_func = optimizer.scale_loss
+        self.reference: Reference | None = None
+
+    @property
+    def training_state(self) -> TrainingState:
+        """What a checkpoint saves and restores."""
+        return TrainingState(
+            chunks=self.chunks,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            mesh=self.mesh,
+            reference=self.reference,
+        )
+
+    def logprobs(self, microbatches: Sequence[Microbatch], quantity: str) -> list[Tensor]:
+        """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient.
+
+        Raises NonFinite, which names the `quantity` (health.QUANTITIES).
+        """
+
+        def collect(number: int, chunk: torch.nn.Module, hidden: Tensor, non_loss_data: bool) -> Tensor:
+            return self._token_logprobs(chunk, microbatches[number], hidden)[0]
+
+        with torch.no_grad():
+            found: list[Tensor] = self._run(microbatches, collect, forward_only=True)
+        finite = FiniteCheck(self.mesh)
+        for number, logprobs in enumerate(found):
+            finite.note(number, quantity, logprobs)
+        finite.verify()
+        return found
+
+    def update(self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures) -> tuple[float, float]:
+        """One optimizer step on this rank's microbatches of a minibatch. Returns the gradient's norm and the learning rate.
+
+        signals: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
+        """
+        finite = FiniteCheck(self.mesh)
+        self._zero_gradients()
+        self._run(microbatches, partial(self._loss, microbatches, signals, figures, finite), forward_only=False)
+        finite.verify()
+        self.optimizer.prepare_grads()
+        if not isfinite(self.optimizer.get_grad_norm()):
+            self._find_bad_gradient(microbatches, signals, figures)
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        _, norm, _ = self.optimizer.step()
+        self.scheduler.step(increment=1)  # to that of the next step
+        return float(norm), learning_rate
+
+    def _zero_gradients(self) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def _find_bad_gradient(
+        self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures
+    ) -> NoReturn:
+        """Runs one microbatch after another, without reduction over ranks, to say which one's gradient is not finite."""
+        config, finite = get_model_config(self.chunks[0]), FiniteCheck(self.mesh)
+        # The run ends here, so nothing of this is put back.
+        config.finalize_model_grads_func, config.no_sync_func, config.grad_sync_func = None, nullcontext, None
+        with ExitStack() as unreduced:
+            for chunk in self.chunks:
+                unreduced.enter_context(chunk.no_sync())
+            for number in range(len(microbatches)):
+                self._zero_gradients()
+                # The interleaved schedule takes a multiple of the stages.
+                again = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
+                one, its = [microbatches[number]] * again, list(signals[number : number + 1]) * again
+                self._run(one, partial(self._loss, one, its, figures, FiniteCheck(self.mesh)), forward_only=False)
+                for chunk in self.chunks:
+                    for buffer in chunk.buffers:
+                        finite.note(number, "gradient", buffer.grad_data)
+        # Each is finite, the sum of their squares is not.
+        finite.note(len(microbatches) - 1, "gradient norm", torch.tensor(torch.inf, device=self.mesh.device))
+        finite.verify()
+        raise AssertionError("unreachable: infinity was noted")
+
+    def gather_parameters(self) -> None:
+        """After the last update of a step: with `trainer.overlap_param_gather` a rank has only its part of the new weights."""
+        model.gather_parameters(self.chunks)
+
+    def remember_reference(self) -> None:
+        """Keeps a copy of the present weights as the frozen reference."""
+        self.reference = Reference(self.chunks, self.spec, self.mesh)
+
+    @contextmanager
+    def reference_weights(self) -> Iterator[None]:
+        """Within it the modules hold the reference's weights."""
+        if self.reference is None:
+            raise TrainingError("no reference weights were remembered")
+        with self.reference.in_place():
+            yield
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return (p for chunk in self.chunks for p in chunk.parameters())
+
+    def _run(self, microbatches: Sequence[Microbatch], on_hidden: Callable[..., Any], *, forward_only: bool) -> list:
+        """Megatron's schedule; on the last stage `on_hidden(number, chunk, hidden)` ends the forward pass of each microbatch."""
+
+        def forward_step(left: Iterator[tuple[int, Microbatch]], chunk: torch.nn.Module):
+            number, microbatch = next(left)
+            device, layout = self.mesh.device, self.mesh.layout
+            packed = attention.pack(np.diff(microbatch.boundaries).tolist(), device, cp=layout.cp, cp_rank=self.mesh.cp_rank)
+            tokens = torch.from_numpy(microbatch.tokens)[None].to(device)
+            positions = torch.from_numpy(microbatch.positions)[None].to(device)
+            return model.forward(chunk, tokens, positions, packed), partial(on_hidden, number, chunk)
+
+        return self._schedule(
+            forward_step_func=forward_step,
+            data_iterator=[iter(enumerate(microbatches)) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=len(microbatches),
+            seq_length=len(microbatches[0].tokens),  # not read: each microbatch has its own
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _token_logprobs(self, chunk: torch.nn.Module, microbatch: Microbatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        device, weight = self.mesh.device, model.output_weight(chunk)
+        return token_logprobs(
+            model.chosen_rows(chunk, hidden, torch.from_numpy(microbatch.rows).to(device)),
+            weight,
+            torch.from_numpy(microbatch.targets).to(device),
+            temperature=self._temperature,
+            vocab_size=self.spec.vocab,
+            vocab_start=self.mesh.tp_rank * len(weight),
+            group=self.mesh.tp_group,
+        )
+
+    def _loss(
+        self,
+        microbatches: Sequence[Microbatch],
+        signals: Sequence[Signal],
+        figures: TokenFigures,
+        finite: FiniteCheck,
+        number: int,
+        chunk: torch.nn.Module,
+        hidden: Tensor,
+    ) -> tuple[Tensor, Tensor, dict]:
+        microbatch, signal, device = microbatches[number], signals[number], self.mesh.device
+        current, entropies = self._token_logprobs(chunk, microbatch, hidden)
+        losses, of_tokens = token_losses(
+            self._objective,
+            current=current,
+            entropies=entropies,
+            old=signal.old,
+            weights=signal.behaviour_weights,
+            advantages=signal.advantages,
+            reference=signal.reference,
+            sequences=signal.sequences,
+        )
+        for quantity, values in (("current log-prob", current), ("entropy", entropies), ("loss", losses)):
+            finite.note(number, quantity, values.detach())
+        for name, values in of_tokens.items():
+            figures.add(name, values)
+        weights = torch.from_numpy(microbatch.weights).to(device)
+        tokens = torch.tensor(microbatch.sampled_tokens, dtype=torch.int, device=device)
+        return (losses * weights).sum(), tokens, {}
+
+
+def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
+    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError for what cannot be cut so."""
+    spec = read_spec(config.model.path)
+    trainer = config.trainer
+    chunks = model.build(spec, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
+    hf_weights.load(chunks, spec, mesh, config.model.path)
+    wrapped = model.wrap(
+        chunks, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather
+    )
+    optimizer, scheduler = model.build_optimizer(
+        wrapped,
+        model.OptimizerSettings(
+            lr=trainer.lr,
+            min_lr=trainer.lr * trainer.min_lr_fraction,
+            betas=(trainer.adam_beta1, trainer.adam_beta2),
+            eps=trainer.adam_eps,
+            weight_decay=trainer.weight_decay,
+            clip_grad=trainer.clip_grad,
+            schedule="cosine" if trainer.lr_schedule == "cosine" else "constant",
+            warmup_steps=trainer.warmup_steps,
+            total_steps=trainer.steps * config.algo.minibatches,
+        ),
+    )
+    algo = config.algo
+    return Policy(
+        chunks=wrapped,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        spec=spec,
+        mesh=mesh,
+        objective=Objective(
+            policy_loss=algo.policy_loss,
+            clip_low=algo.clip_low,
+            clip_high=algo.clip_high,
+            dual_clip=algo.dual_clip,
+            kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
+            kl_estimator=algo.kl_estimator,
+            entropy_coef=algo.entropy_coef,
+        ),
+        temperature=config.rollout.temperature,
+    )

@@ -1,0 +1,1 @@
+"""Makes the models that `model.prepare` names, on a machine that has none."""

@@ -1,0 +1,81 @@
+"""What each rank of a job holds, without the job.
+
+    python -m trainer.preview experiment=kestrel_256 [overrides]     a line a pipeline stage
+    python -m trainer.preview experiment=kestrel_256 rank=135        that rank alone
+
+The model comes from `model.path` if the folder is there, else from `model.shape`. Exit codes: 0 · 2 it was asked for wrongly.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from conf.compose.load import composed, to_run_config
+from conf.schema import ConfigError, RunConfig
+from conf.shapes import Layout, ModelError, ModelSpec, layout_of, spec_of
+from trainer.megatron.families import parameter_count
+from trainer.preview.share import Share, first_ranks, pushed, share_of
+
+ASKED_WRONGLY = 2
+RANK = "rank="
+
+
+def run(arguments: Sequence[str]) -> str:
+    """What is printed. Raises ConfigError, ModelError and Hydra's errors."""
+    chosen = [argument.removeprefix(RANK) for argument in arguments if argument.startswith(RANK)]
+    config = _configuration([argument for argument in arguments if not argument.startswith(RANK)])
+    spec, layout, dp = spec_of(config.model), layout_of(config.trainer), config.trainer.dp
+    ranks = [_rank(text, layout.ranks_per_replica * dp) for text in chosen] or first_ranks(layout, dp)
+    shares = [share_of(spec, layout, rank=rank, dp=dp, dtype=getattr(torch, config.model.dtype)) for rank in ranks]
+    return "\n".join(_lines(config, spec, layout, shares))
+
+
+def _configuration(overrides: Sequence[str]) -> RunConfig:
+    return to_run_config(composed(["name=shape", *overrides]))
+
+
+def _rank(text: str, world: int) -> int:
+    if not text.isdecimal() or int(text) >= world:
+        raise ConfigError(f"{RANK}{text}: the trainer has the ranks 0 to {world - 1}")
+    return int(text)
+
+
+def _lines(config: RunConfig, spec: ModelSpec, layout: Layout, shares: Sequence[Share]) -> list[str]:
+    trainer = config.trainer
+    pushes = pushed(spec, layout, getattr(torch, config.model.dtype), trainer.push_bucket_bytes)
+    sizes = f"TP{layout.tp} PP{layout.pp} CP{layout.cp} VPP{layout.vpp} DP{trainer.dp}"
+    rows: list[tuple[str, ...]] = [
+        ("rank", "stage", "parameters", "weights GB", "gradients GB", "optimizer GB", "together GB", "pushed GB", "tensors")
+    ]
+    for share in shares:
+        tensors, _, pushed_bytes = pushes[share.stage]
+        held = (share.parameter_bytes, share.gradient_bytes, share.optimizer_bytes)
+        gigabytes = [f"{size / 1e9:.2f}" for size in (*held, sum(held), pushed_bytes)]
+        rows.append((str(share.rank), str(share.stage), f"{share.parameters:,}", *gigabytes, str(tensors)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        f"{spec.architecture}, {parameter_count(spec):,} parameters, {config.model.dtype}, as {sizes} on "
+        f"{layout.ranks_per_replica * trainer.dp} ranks",
+        "",
+        *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
+        "",
+        f"Activations are not counted. A push sends each of {sum(n for n, _, _ in pushes)} tensors once, "
+        f"in {sum(n for _, n, _ in pushes)} buckets: {sum(size for *_, size in pushes) / 1e9:.2f} GB to each engine.",
+    ]
+
+
+def main() -> int:
+    if not sys.argv[1:] or set(sys.argv[1:]) & {"-h", "--help"}:
+        print(__doc__)
+        return 0 if sys.argv[1:] else ASKED_WRONGLY
+    try:
+        print(run(sys.argv[1:]))
+    except (ConfigError, ModelError) as error:
+        print(f"shape: {error}", file=sys.stderr)
+        return ASKED_WRONGLY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Whether the trainer takes a model folder, without reading weights or starting ranks.
+
+    python -m trainer.preview.accepts FOLDER [--tp N] [--pp N] [--cp N] [--vpp N]
+
+It imports what the trainer imports, so it also shows that this environment can. Exit code 1 and one line where it cannot be.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import safe_open
+
+from conf.shapes import Layout, ModelError, ModelSpec, read_spec
+from trainer.megatron.families import placements
+
+
+def missing_or_misshapen(folder: Path, spec: ModelSpec, layout: Layout) -> list[str]:
+    """The tensors that the trainer will look for and not find as they should be."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    faults = []
+    for stage in range(layout.pp):
+        for placed in placements(spec, layout, stage):
+            for piece in placed.pieces:
+                wanted, found = piece.sizes(spec), shapes.get(piece.name)
+                if found != wanted:
+                    faults.append(f"{piece.name} is {list(found) if found else 'missing'}, not {list(wanted)}")
+    return faults
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="trainer.preview.accepts", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    for size in ("tp", "pp", "cp", "vpp"):
+        parser.add_argument(f"--{size}", type=int, default=1)
+    options = parser.parse_args(arguments)
+    import megatron.core  # what the environment must hold
+
+    try:
+        spec, layout = read_spec(options.folder), Layout(tp=options.tp, pp=options.pp, cp=options.cp, vpp=options.vpp)
+        spec.check(layout)
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if faults := missing_or_misshapen(options.folder, spec, layout):
+        print(f"{options.folder}: {faults[0]}; {len(faults)} tensor(s) are not as config.json says", file=sys.stderr)
+        return 1
+    print(f"{spec.architecture}, {spec.layers} layers of {spec.hidden}; megatron-core {megatron.core.__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""One rank's share of a model: built as that rank by Megatron itself, in a pretended job of any size, on the meta device.
+
+Weights, gradient buffers and optimizer state have their shapes and no memory, so a 32B model takes a second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from conf.shapes import Layout, ModelSpec
+from trainer import cpu_device, process_groups
+from trainer.megatron import model
+from trainer.megatron.families import Cut, placements
+from trainer.megatron.hf_weights import tensor_bytes
+from trainer.push.push import Bucket, plan_buckets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one rank holds."""
+
+    rank: int
+    stage: int
+    tp_rank: int
+    dp_rank: int
+    parameters: int  # on this rank, vocabulary padding included
+    own_parameters: (
+        float  # its part of the model: what tensor-parallel ranks hold alike is shared out, second copies are left out
+    )
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+def share_of(spec: ModelSpec, layout: Layout, *, rank: int, dp: int, dtype: torch.dtype) -> Share:
+    """The share of rank `rank` of the tp x pp x cp x dp ranks. Raises ModelError for a layout that the model cannot take."""
+    spec.check(layout)
+    mesh = process_groups.pretend(layout, rank=rank, world_size=dp * layout.ranks_per_replica)
+    try:
+        with cpu_device.on_meta():
+            built = model.build(spec, mesh, dtype=dtype, use_te=False)
+            own_parameters = sum(
+                model.parameter_of(built, placed).numel() / (layout.tp if placed.cut is Cut.WHOLE else 1)
+                for placed in placements(spec, layout, mesh.stage)
+                if placed.exported
+            )
+            chunks = model.wrap(built)
+            optimizer, _ = model.build_optimizer(chunks, model.OptimizerSettings(lr=1e-6, total_steps=1))
+        buffers = [buffer for chunk in chunks for buffer in chunk.buffers]
+        return Share(
+            rank=rank,
+            stage=mesh.stage,
+            tp_rank=mesh.tp_rank,
+            dp_rank=mesh.dp_rank,
+            parameters=sum(p.numel() for chunk in chunks for p in chunk.parameters()),
+            own_parameters=own_parameters,
+            parameter_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
+            gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
+            optimizer_bytes=model.optimizer_bytes(optimizer),
+        )
+    finally:
+        process_groups.shutdown()
+
+
+def first_ranks(layout: Layout, dp: int) -> list[int]:
+    """The rank of each pipeline stage that is first in the other dimensions: ranks run over tp, cp, dp, then the stages."""
+    return [stage * layout.tp * layout.cp * dp for stage in range(layout.pp)]
+
+
+def pushed(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[tuple[int, int, int]]:
+    """For each stage (tensors, buckets, bytes) of one weight push."""
+
+    def of(stage: Sequence[Bucket]) -> tuple[int, int, int]:
+        tensors = [tensor for bucket in stage for tensor in bucket]
+        return len(tensors), len(stage), sum(tensor_bytes(tensor) for tensor in tensors)
+
+    return [of(stage) for stage in plan_buckets(spec, layout, dtype, bucket_bytes)]

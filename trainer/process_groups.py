@@ -1,0 +1,137 @@
+"""The process groups of one training job.
+
+`initialize` starts torch.distributed (NCCL on GPUs, gloo on CPU) and Megatron's parallel state from the variables that
+torchrun sets, and returns where this process stands as a `Mesh`. `shutdown` undoes it. `pretend` does it without other ranks.
+"""
+
+import datetime
+import math
+import os
+import socket
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from torch.distributed import ProcessGroup
+from torch.testing._internal.distributed.fake_pg import FakeStore  # torch has no public name for it
+
+from conf.shapes import Layout, ModelError
+from trainer import cpu_device
+
+__all__ = ["Layout", "Mesh", "initialize", "shutdown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Where this process stands, and the groups it talks in. A `stage` is a pipeline rank."""
+
+    layout: Layout
+    device: torch.device
+    rank: int
+    world_size: int
+    dp: int  # data-parallel size
+    tp_rank: int
+    stage: int
+    cp_rank: int
+    dp_rank: int
+    tp_group: ProcessGroup
+    pp_group: ProcessGroup
+    cp_group: ProcessGroup
+    dp_group: ProcessGroup
+    dp_cp_group: ProcessGroup  # ranks that hold the same parameters
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Holds the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Holds the output layer: sees logits and loss."""
+        return self.stage == self.layout.pp - 1
+
+    @property
+    def is_weight_replica_zero(self) -> bool:
+        """Among the ranks with these parameters, the one whose tensor-parallel group exports them."""
+        return self.dp_rank == 0 and self.cp_rank == 0
+
+    @property
+    def is_weight_source(self) -> bool:
+        """The rank of its stage that ends up with the full Hugging Face tensors."""
+        return self.is_weight_replica_zero and self.tp_rank == 0
+
+
+def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
+    """Joins the job. Every collective fails after `timeout_s` instead of waiting for ever."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ModelError(f"{', '.join(missing)} not set: start the trainer with torchrun")
+    layout.dp(int(os.environ["WORLD_SIZE"]))
+    device = cpu_device.device()
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        # Tensor parallelism overlaps communication with computation only if kernels start in the order they are queued.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # read when the device is first used
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    return _cut(layout, device, seed=seed, timeout_s=timeout_s)
+
+
+def pretend(layout: Layout, *, rank: int, world_size: int) -> Mesh:
+    """Stands where `rank` would stand among `world_size` ranks, alone: collectives return at once and move nothing, tensors
+    have no memory."""
+    layout.dp(world_size)
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    return _cut(layout, torch.device("meta"), seed=0, timeout_s=60)
+
+
+def _cut(layout: Layout, device: torch.device, *, seed: int, timeout_s: float) -> Mesh:
+    """Cuts the joined ranks into Megatron's groups."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        distributed_timeout_minutes=max(1, math.ceil(timeout_s / 60)),
+        # The groups are gloo already on a CPU.
+        create_gloo_process_groups=device.type == "cuda",
+    )
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    return _mesh(layout, device)
+
+
+def _mesh(layout: Layout, device: torch.device) -> Mesh:
+    return Mesh(
+        layout=layout,
+        device=device,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        dp=parallel_state.get_data_parallel_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        stage=parallel_state.get_pipeline_model_parallel_rank(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        pp_group=parallel_state.get_pipeline_model_parallel_group(),
+        cp_group=parallel_state.get_context_parallel_group(),
+        dp_group=parallel_state.get_data_parallel_group(),
+        dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+    )
+
+
+def shutdown() -> None:
+    """Leaves the job."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def address() -> str:
+    """This host, as other hosts of the job reach it: the interface that leads to MASTER_ADDR."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))  # of a datagram socket: sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,1 @@
+"""The weight push: from Megatron ranks to engines over collective groups, never through storage."""
