@@ -16,11 +16,12 @@ from rich.console import Console
 
 from conf.compose.load import write_run
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.doctor import machine, model_folder, node, pins, problems, storage
+from launch.doctor import machine, model_folder, pins, problems, storage
 from launch.doctor.__main__ import ASKED_WRONGLY, configuration, main, table
 from launch.doctor.case import Case, Node, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
+from launch.placement import node_facts as node
 from launch.placement.placement import Node as Place
 from launch.placement.placement import place
 from tests.launch.stand_ins import PROBLEM, SHAPE, write_model, write_problems

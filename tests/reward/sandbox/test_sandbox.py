@@ -185,7 +185,8 @@ def test_a_package_that_is_not_installed_is_refused() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="this already runs as an ordinary user")
 def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
     helper = Path(__file__).with_name("as_ordinary_user.py")
-    pytest_call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", str(Path(__file__).parents[1])]
+    tests = str(Path(__file__).parents[1])
+    pytest_call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", tests]
     tmp_path.chmod(0o777)
     done = subprocess.run(
         [sys.executable, str(helper), *pytest_call, "--ignore-glob=*test_generated*", "--ignore-glob=*readers*"],
