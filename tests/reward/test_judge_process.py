@@ -120,8 +120,9 @@ def test_completions_become_a_graded_batch_and_the_judge_leaves_when_the_run_clo
     try:
         batch = take(run_dir, endpoint)
         assert [group.rewards.tolist() for group in batch.groups] == [REWARDS] * GROUPS
-        with QueueClient(endpoint, RunKeys.load(run_dir), "launcher", timeout_s=20) as client:
-            client.stop()
+        with QueueClient(endpoint, RunKeys.load(run_dir), "trainer", timeout_s=20) as trainer:
+            trainer.advance(1, trainer.fleet())  # a run is over once it is stopped and its last step is done
+            trainer.stop()
         assert judge.wait(timeout=20) == 0
     finally:
         judge.kill()
