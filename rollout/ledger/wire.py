@@ -1,9 +1,11 @@
-"""Records to bytes and back: msgpack, arrays as their bytes, decoded strictly against the record's types.
+"""Turns records into bytes and back: msgpack, decoded strictly against the record's types.
 
-A record is a map of its fields, a named tuple a list, an array an extension of its little-endian bytes, whose number is its
-dtype; one with few runs (versions, masks) is its runs' ends and values. Decoding is driven by the type that is expected, so
-that a message can only ever become what its reader asked for: unknown or missing fields, a wrong type and a broken invariant
-are each a `WireError` that names the field. Decoded arrays are read-only.
+A record becomes a map of its fields and a named tuple becomes a list. An array becomes a msgpack extension that holds its
+little-endian bytes; the extension's number says the dtype. An array with few distinct runs (versions, masks) is sent as the end
+and the value of each run. Any integer and any string that Python has can be sent: an integer beyond 64 bits is an extension too.
+
+The expected type drives decoding, so a message can only become what its reader asked for. An unknown or missing field, a wrong
+type and a broken invariant each raise a `WireError` that names the field. Decoded arrays are read-only.
 """
 
 import reprlib
@@ -20,16 +22,19 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 T = TypeVar("T")
-Decoder = Callable[[Any], Any]  # plain value -> typed value; raises WireError without the path that leads to it
+Decoder = Callable[[Any], Any]  # plain value -> typed value; it raises WireError without the path to the value
 
 DTYPES = {1: np.dtype("<i4"), 2: np.dtype("<f4"), 3: np.dtype("|b1")}  # by msgpack extension type
 CODES = {dtype.char: code for code, dtype in DTYPES.items()}
-RUNS = 16  # added to an array's code: its runs
-MOST_RUNS, SHORTEST, LONGEST = 8, 32, 1 << 24  # runs of an array that is sent as runs, and the elements it may have
+BIG_INTEGER = 4  # extension type of an integer beyond 64 bits: its two's complement, little-endian
+RUNS = 16  # added to an array's extension type when the array is sent as runs
+MOST_RUNS = 8  # an array with more runs is sent as its elements
+SHORTEST, LONGEST = 32, 1 << 24  # elements of an array that is sent as runs
+STRINGS = "surrogatepass"  # how strings are encoded: a lone surrogate is a string too, and must not end a process
 
 
 class WireError(ValueError):
-    """Bytes that are not the message they should be, or a value that cannot travel."""
+    """The bytes are not the message that they should be, or the value has no encoding."""
 
     def __init__(self, text: str, path: str = "") -> None:
         super().__init__(text)
@@ -40,9 +45,9 @@ class WireError(ValueError):
 
 
 def pack(value: Any) -> bytes:
-    """Any nesting of records, arrays, mappings with string keys, sequences and scalars."""
+    """The bytes of any nesting of records, arrays, mappings with string keys, sequences and scalars. Raises WireError."""
     try:
-        return msgpack.packb(value, default=_to_plain)
+        return msgpack.packb(value, default=_to_plain, unicode_errors=STRINGS)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"cannot pack a {type(value).__name__}: {error}") from error
 
@@ -53,9 +58,9 @@ def unpack(kind: type[T], data: bytes) -> T:
 
 
 def unpack_plain(data: bytes) -> Any:
-    """Maps, lists, scalars and arrays, not yet checked against a type."""
+    """Maps, lists, scalars and arrays, not yet checked against a type. Raises WireError."""
     try:
-        return msgpack.unpackb(data, ext_hook=_array_of, strict_map_key=True)
+        return msgpack.unpackb(data, ext_hook=_extension, strict_map_key=True, unicode_errors=STRINGS)
     except (ValueError, msgpack.UnpackException) as error:
         raise WireError(f"not a msgpack message ({len(data)} bytes): {error or type(error).__name__}") from error
 
@@ -85,6 +90,8 @@ _PLAINERS: dict[type, Callable[[Any], Any]] = {}
 def _plainer(kind: type) -> Callable[[Any], Any]:
     if kind is np.ndarray:
         return _plain_array
+    if kind is int:  # msgpack asks only when it has more than 64 bits
+        return _plain_integer
     if is_dataclass(kind):
         names = tuple(f.name for f in fields(kind))
         if len(names) < 2:
@@ -97,16 +104,20 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
         return dict
     if issubclass(kind, Sequence):
         return list
-    raise TypeError(f"{kind.__name__} does not travel")
+    raise TypeError(f"a value of type {kind.__name__} cannot be sent")
+
+
+def _plain_integer(value: int) -> msgpack.ExtType:
+    return msgpack.ExtType(BIG_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
 def _plain_array(value: np.ndarray) -> msgpack.ExtType:
     code, base, strides = CODES.get(value.dtype.char), value.base, value.strides
     if type(base) is bytes and code and len(base) == value.nbytes and strides == (value.itemsize,) and value.dtype.isnative:
-        return msgpack.ExtType(code, base)  # as it came: what is passed on is neither looked at nor copied
+        return msgpack.ExtType(code, base)  # it was received: pass its bytes on without a copy
     if code is None or value.ndim != 1:
-        raise TypeError(f"an array of {value.dtype}{list(value.shape)} does not travel; vectors of int32, float32, bool do")
-    if code != 2 and strides == (0,) and SHORTEST <= len(value) <= LONGEST:  # one run, as it came
+        raise TypeError(f"an array of {value.dtype}{list(value.shape)} cannot be sent; vectors of int32, float32 and bool can")
+    if code != 2 and strides == (0,) and SHORTEST <= len(value) <= LONGEST:  # one run, as received
         return msgpack.ExtType(RUNS + code, struct.pack("<2i", len(value), value.item(0)))
     if code != 2 and SHORTEST <= len(value) <= LONGEST and len(set(value[:SHORTEST].tolist())) <= MOST_RUNS:
         ends = (value[1:] != value[:-1]).nonzero()[0]
@@ -118,7 +129,9 @@ def _plain_array(value: np.ndarray) -> msgpack.ExtType:
     return msgpack.ExtType(code, value.astype(DTYPES[code], copy=False).tobytes())
 
 
-def _array_of(code: int, data: bytes) -> np.ndarray:
+def _extension(code: int, data: bytes) -> np.ndarray | int:
+    if code == BIG_INTEGER:
+        return int.from_bytes(data, "little", signed=True)
     if code - RUNS in DTYPES:
         return _array_of_runs(DTYPES[code - RUNS], data)
     dtype = DTYPES.get(code)
@@ -149,7 +162,7 @@ def _array_of_runs(dtype: np.dtype[Any], data: bytes) -> np.ndarray:
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """How to read a value of this type; made once a type."""
+    """How to read a value of this type; made once per type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda plain: plain
@@ -169,7 +182,7 @@ def _decoder(kind: Any) -> Decoder:
         return _enum(kind)
     if kind in (int, float, str, bool, NoneType):
         return _scalar(kind)
-    raise TypeError(f"{kind} is not a type that travels")
+    raise TypeError(f"values of type {kind} cannot be sent")
 
 
 def _scalar(kind: type) -> Decoder:
@@ -206,7 +219,7 @@ def _array(dtype: np.dtype[Any]) -> Decoder:
 def _optional(kind: Any, arguments: tuple[Any, ...]) -> Decoder:
     rest = [a for a in arguments if a is not NoneType]
     if len(rest) != 1 or len(arguments) != 2:
-        raise TypeError(f"{kind}: of unions only `X | None` travels")
+        raise TypeError(f"{kind}: the only union that can be sent is `X | None`")
     inner = _decoder(rest[0])
     return lambda plain: None if plain is None else inner(plain)
 
