@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from conf.check import check_resumed
+from conf.compose.check import check_resumed
 from conf.compose import slurm_sweep
 from conf.compose.hydra_errors import in_one_line
 from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
@@ -124,8 +124,9 @@ def _run(config: RunConfig, *, resumed: bool) -> float:
     if config.cluster.kind == "slurm":
         run_dir = run_dir.resolve()  # it is handed to other nodes
         if second_life() and (run_dir / CONFIG_FILE).exists():
-            check_resumed(read_run(run_dir), config)
-            resumed = True
+            stored = read_run(run_dir)
+            check_resumed(stored, config)
+            config.user_code, resumed = stored.user_code, True
     return execute(config, run_dir, write=lambda: write_run(config, run_dir), resumed=resumed, out=sys.stdout)
 
 

@@ -8,9 +8,11 @@ from typing import TextIO
 
 from conf.compose.load import as_yaml
 from conf.schema import RunConfig
+from conf.user_code import changes
 from launch.doctor.costs import costs
 from launch.doctor.examine import check_before_start
 from launch.doctor.problems import check_files
+from launch.doctor.user_code import check_user_code
 from launch.hosts import Site, planned_nodes, site_of
 from launch.placement.placement import Node, Process, describe, place, trainer_ranks
 from launch.placement.port_claims import PortClaims
@@ -63,18 +65,22 @@ def _execute(
         planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
         say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
     check_files(config)
-    prepare(RECIPES[config.model.prepare], say)
     base_port = choose_base_port(run_dir, config, site.is_free, take=claims.take, job=site.job.id if site.job else None)
 
     def placed(lost: frozenset[str]) -> list[Process]:
         return place(config, run_dir, site.nodes, base_port, lost=lost)
 
     processes = placed(frozenset())
+    check_user_code(config, run_dir, processes)
+    prepare(RECIPES[config.model.prepare], say)
     check_before_start(config, run_dir, processes, say)
     is_second_life = site.job is not None and site.job.restarts > 0
     with held(run_dir, patience_s=DEAD_LAUNCHER_S if is_second_life else 0.0, say=say):
         check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have begun and ended it since
         began_at = newest_checkpoint(run_dir / CHECKPOINTS)
+        if resumed:
+            for line in changes(config, run_dir):
+                say(line)
         write()
         RunKeys.create(run_dir)
         say(f"{'resuming' if resumed else 'run'} {run_dir}: {_size(config, site.nodes)}, logs in {run_dir / LOGS}")

@@ -9,11 +9,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from conf.check import check, check_resumed
+from conf.compose.check import check, check_resumed
 from conf.compose.hydra_errors import SETTINGS, in_one_line, wrong_type
 from conf.compose.presets import check_names
 from conf.compose.secrets import refuse_secrets
 from conf.schema import ConfigError, RunConfig
+from conf.user_code import keep
 
 CONFIG_FILE = "config.yaml"
 
@@ -39,7 +40,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def unchecked(composed: DictConfig) -> RunConfig:
-    """The same, with types and keys checked alone; `conf.check` is yet to be asked. Raises ConfigError."""
+    """The same, with types and keys checked alone; `conf.compose.check` is yet to be asked. Raises ConfigError."""
     with in_one_line():
         # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
         values = OmegaConf.to_container(composed, resolve=True)
@@ -65,8 +66,9 @@ def as_yaml(config: RunConfig) -> str:
 
 
 def write_run(config: RunConfig, run_dir: Path) -> None:
-    """Writes the resolved configuration into the run's folder. It holds no secrets: those lie in `keys/`."""
+    """Writes the resolved configuration and the user code into the run's folder. Secrets are not in it: they lie in `keys/`."""
     run_dir.mkdir(parents=True, exist_ok=True)
+    config.user_code = keep(config, run_dir)
     unfinished = run_dir / f".{CONFIG_FILE}"  # the file is whole or not there, whenever this is killed
     with unfinished.open("w") as file:
         file.write(as_yaml(config))

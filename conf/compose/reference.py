@@ -25,7 +25,7 @@ HEAD = """# Settings
 Made by `python -m conf.compose.reference docs/settings.md` from [schema.py](../conf/schema.py) and the YAML files: write there.
 Any key can be given on the command line, `python -m launch experiment=debug trainer.steps=5`, and a preset of a group by its
 name, `rollout=synchronous`; where both it and the experiment set a key, the launcher asks which is meant. What is composed is
-checked before anything starts ([check.py](../conf/check.py)), and the result lies in each run's `config.yaml`.
+checked before anything starts ([check.py](../conf/compose/check.py)), and the result lies in each run's `config.yaml`.
 
 Units are in the names (`_s`, `_tokens`, `_bytes`) or in the meaning. Secrets are no settings: a run's own keys lie in its
 folder's `keys/`, those of others (Weights & Biases: `WANDB_API_KEY`) come through the environment, and a setting that holds the

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
-from launch.doctor import machine, model_folder, problems, software, storage
+from launch.doctor import machine, model_folder, problems, software, storage, user_code
 from launch.doctor.case import Case, DoctorError, gather
 from launch.doctor.finding import Check, Finding, Level
 from launch.placement.placement import Process
 
 CHECKS: tuple[Check[Case], ...] = (
-    *model_folder.CHECKS, *problems.CHECKS, *storage.CHECKS, *machine.CHECKS, *software.CHECKS,
+    *model_folder.CHECKS, *problems.CHECKS, *user_code.CHECKS, *storage.CHECKS, *machine.CHECKS, *software.CHECKS,
 )  # fmt: skip
 REPLACED = {"problems": "all problems"}  # a fast check -> the slow one that says more
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from conf.check import check, check_each
+from conf.compose.check import check, check_each
 from conf.compose.load import composed, unchecked
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conf.check import CHOICES, check, check_resumed
+from conf.compose.check import CHOICES, check, check_resumed
 from conf.schema import ConfigError, DataConfig, ModelConfig, RunConfig
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from conf import schema
-from conf.check import CHOICES
+from conf.compose.check import CHOICES
 from conf.compose.reference import main, page, settings
 
 PROJECT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from aiohttp import web
 
-from conf.check import check
+from conf.compose.check import check
 from conf.compose.load import write_run
 from conf.schema import RunConfig
 from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile

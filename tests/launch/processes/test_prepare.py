@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.check import CHOICES
+from conf.compose.check import CHOICES
 from conf.schema import ConfigError, RunConfig
 from launch.doctor.problems import check_files
 from launch.processes.lock import LOCK_FILE

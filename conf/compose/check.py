@@ -6,6 +6,7 @@
 from math import ceil, isfinite, lcm
 
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, RunConfig
+from conf.user_code import named
 
 CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
@@ -83,8 +84,9 @@ def check(config: RunConfig) -> None:
 
 def check_each(config: RunConfig) -> None:
     """The bounds of each setting by itself. Raises ConfigError."""
+    own = {one.setting for one in named(config)}
     for key, allowed in CHOICES.items():
-        if (value := _get(config, key)) not in allowed:
+        if (value := _get(config, key)) not in allowed and key not in own:
             raise ConfigError(f"{key}={value!r}: choose one of {', '.join(repr(a) for a in allowed)}")
     for keys, minimum in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
         for key in keys:
