@@ -5,6 +5,7 @@ field cannot tell alone is checked by `conf/compose/check.py`, before any proces
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -13,6 +14,11 @@ USER_CODE = "user_code"  # metadata of a setting that may name user code (conf/u
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message says what to change."""
+
+
+def loaded(default: str, role: str) -> Any:
+    """A setting that may name user code, which the processes of that role load."""
+    return field(default=default, metadata={USER_CODE: role})
 
 
 @dataclass(kw_only=True)
@@ -43,7 +49,7 @@ class ModelConfig:
 class DataConfig:
     train: list[str] = field(default_factory=list)  # JSONL files, or hf://name?split=train
     heldout: list[str] = field(default_factory=list)  # evaluation only
-    reader: str = field(default="", metadata={USER_CODE: "queue"})  # module:object that reads the problems; "": JSONL or hf://
+    reader: str = loaded("", "queue")  # module:object that reads the problems; "": JSONL or hf://
     max_prompt_tokens: int = 2048  # longer prompts are refused when read
     seed: int = 0  # order of the prompts
 
@@ -53,13 +59,13 @@ class AlgoConfig:
     groups_per_step: int = 512  # P, prompts of an RL step
     completions_per_group: int = 8  # G, completions of each prompt
     minibatches: int = 4  # optimizer steps in an RL step
-    advantage: str = field(default="grpo", metadata={USER_CODE: "trainer"})  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean | rloo: r - mean of the others
+    advantage: str = loaded("grpo", "trainer")  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean | rloo: r - mean of others
     advantage_eps: float = 1e-4  # added to the standard deviation (grpo)
     overlong_buffer_fraction: float = 0.0  # the last part of max_completion_tokens, over which the reward falls (DAPO); 0: off
     overlong_penalty: float = 1.0  # … by so much, for a completion of max_completion_tokens
-    policy_loss: str = field(
-        default="ppo", metadata={USER_CODE: "trainer"}
-    )  # ppo: a clipped ratio a token | gspo: a sequence | cispo: clipped, but every token keeps its gradient
+    policy_loss: str = (
+        loaded("ppo", "trainer")  # ppo: clips a ratio per token | gspo: per sequence | cispo: clips the weight, not the gradient
+    )
     clip_low: float = 0.2  # the ratio current/old is clipped below 1 - clip_low
     clip_high: float = 0.2  # … and above 1 + clip_high
     dual_clip: float = 0.0  # c above 1: where the advantage is negative, the loss is at most -c x advantage (ppo); 0: off

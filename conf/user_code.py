@@ -2,10 +2,10 @@
 
     python -m launch experiment=debug algo.policy_loss=my_loss:dppo
 
-The module is the file `my_loss.py`, or the package `my_loss/`, in the folder where the command is given. The launcher imports it
-once, before anything expensive starts, copies it to `user_code/` in the run's folder, and writes its digest to `config.yaml`. From
-then on the run uses its own copy, on every node and after every resume. Code in several files must be a package, because only what
-is named is copied.
+The module is the file `my_loss.py`, or the package `my_loss/`, in the folder where the command is given. The launcher imports
+it once, before anything expensive starts, copies it to `user_code/` in the run's folder, and writes its digest to `config.yaml`.
+From then on the run uses its own copy, on every node and after every resume. Code in several files must be a package, because
+only what is named is copied.
 
 For a process of the run that needs such an object:
 
@@ -68,7 +68,7 @@ def load(name: str, run_dir: Path, *, setting: str) -> Callable[..., Any]:
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 user code may raise anything while it is imported
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{setting}={name}: {source} cannot be imported: {_last_line(error, source)}") from error
     imported = Path(module.__file__ or "")
     if source not in (imported, *imported.parents):

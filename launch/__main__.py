@@ -23,8 +23,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from conf.compose.check import check_resumed
 from conf.compose import slurm_sweep
+from conf.compose.check import check_resumed
 from conf.compose.hydra_errors import in_one_line
 from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
 from conf.compose.presets import check_names, check_presets, experiments

@@ -33,7 +33,7 @@ def test_every_choice_of_a_setting_stands_in_its_meaning() -> None:
 def test_meaning_is_found_where_the_formatter_put_the_default_on_a_line_of_its_own() -> None:
     assert "policy_loss: str = (\n" in Path(schema.__file__).read_text()
     meaning = {setting.key: setting.meaning for setting in settings()}
-    assert meaning["algo.policy_loss"].startswith("ppo: a clipped ratio a token | gspo: ")
+    assert meaning["algo.policy_loss"].startswith("ppo: clips a ratio per token | gspo: ")
 
 
 def test_command_writes_the_file(tmp_path: Path) -> None:

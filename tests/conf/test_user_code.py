@@ -60,7 +60,7 @@ def test_a_function_of_a_file_and_one_of_a_package_are_loaded(working_folder: Pa
 @pytest.mark.parametrize(
     ("code", "name", "said"),
     [
-        ("x = 1", "other:f", f"there is no other.py, and no other/ with an __init__.py, in "),
+        ("x = 1", "other:f", "there is no other.py, and no other/ with an __init__.py, in "),
         ("x = 1", "mod:f", "WORK/mod.py has no f"),
         ("x = 1", "mod:x", "x must be a function or a class; it is int"),
         ("x = 1", "mod.deeper:f", "WORK/mod.py cannot be imported: ModuleNotFoundError: No module named 'mod.deeper'"),
@@ -74,7 +74,9 @@ def test_a_function_of_a_file_and_one_of_a_package_are_loaded(working_folder: Pa
         ("x = 1", "trainer:f", "the trainer itself has a package trainer: give your module another name"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_the_reason(working_folder: Path, run: Path, code: str, name: str, said: str) -> None:
+def test_what_cannot_be_loaded_is_refused_with_the_reason(
+    working_folder: Path, run: Path, code: str, name: str, said: str
+) -> None:
     (working_folder / "mod.py").write_text(code)
     message = refusal(name, run)
     assert message.startswith(f"{SETTING}={name}: ") and said in message
@@ -139,5 +141,5 @@ def test_settings_that_take_user_code_take_a_name_and_the_others_do_not() -> Non
     check_each(own)
     assert [(one.setting, one.name, one.role) for one in named(own)] == [("algo.policy_loss", "my_loss:dppo", "trainer")]
     own.algo.kl_estimator = "my_kl:f"
-    with pytest.raises(ConfigError, match="algo.kl_estimator='my_kl:f': choose one of"):
+    with pytest.raises(ConfigError, match=r"algo\.kl_estimator='my_kl:f': choose one of"):
         check_each(own)

@@ -41,6 +41,19 @@ def test_run_goes_through_and_is_not_overwritten(project: Path) -> None:
     assert "resume=outputs/one" in again.stderr
 
 
+def test_user_code_is_loaded_before_anything_is_made_and_goes_on_with_the_run(project: Path) -> None:
+    (project / "mine.py").write_text("def shaped(:")
+    refused = launch(project, "name=one", "algo.advantage=mine:shaped")
+    assert refused.returncode == 2 and "mine.py:1: SyntaxError" in refused.stderr
+    assert not (project / "outputs/one").exists()
+    (project / "mine.py").write_text("def shaped(): pass")
+    assert launch(project, "name=one", "algo.advantage=mine:shaped").returncode == 0
+    (project / "outputs/one/closed").unlink()
+    (project / "mine.py").unlink()
+    resumed = launch(project, "resume=outputs/one", "trainer.lr=0.5")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("output", ["> /dev/full", ">&-", "2>&1 | true"])
 def test_run_whose_output_is_full_closed_or_unread_goes_through(output: str, project: Path) -> None:
     words = shlex.join(command("name=unseen"))

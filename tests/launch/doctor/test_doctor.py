@@ -149,6 +149,12 @@ def trained_on(world: World) -> None:
     write_problems(world.folder / "heldout.jsonl", {**PROBLEM, "id": "other"})
 
 
+def broken_user_code(world: World) -> None:
+    (kept := world.folder / "run/user_code").mkdir(parents=True)
+    (kept / "mine.py").write_text("1 / 0")
+    setting(world, "algo.advantage", "mine:f")
+
+
 BAD_KIND = json.dumps({**PROBLEM, "id": "b", "task": {"kind": "magic", "tests": [1]}})
 F, W = Level.FAILURE, Level.WARNING
 WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
@@ -171,6 +177,8 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("problems", F, "needs the package `datasets`", lambda w: setting(w, "data.train", ["hf://x"])),
     ("all problems", F, r"train.jsonl:2: broken JSON.*\(2 of 3 lines are refused\)", lambda w: lines(w, "{", "[1]")),
     ("held-out problems", W, "1 of 1 held-out problems are trained on too, 'other' first", trained_on),
+    ("user code", F, "algo.advantage=mine:f: there is no mine.py", lambda w: setting(w, "algo.advantage", "mine:f")),
+    ("user code", F, r"mine.py:1: ZeroDivisionError", broken_user_code),
     ("disk space", F, "GB needed", lambda w: setting(w, "trainer.checkpoints_kept", 10**12)),
     ("nodes", W, "1 of 2 nodes were asked, n2 was not", lambda w: w.nodes.pop()),
     ("GPUs", F, "n2 sees 3 GPUs, and the run places processes on 4", lambda w: w.on_second(gpus=[GPU] * 3)),
