@@ -22,7 +22,7 @@ from conf.shapes import ModelError, layout_of
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from trainer import process_groups
-from trainer.control import Control, LeaderFailed
+from trainer.control import Control, FirstFailure, LeaderFailed
 from trainer.evaluation import Evaluations
 from trainer.feed import Feed
 from trainer.learn.balance import PackingError
@@ -34,6 +34,8 @@ from trainer.push.push import Pusher
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
 
 log = logging.getLogger("trainer")
+EXPECTED = (ConfigError, KeysError, ModelError, PackingError, QueueError, TimeoutError, TrainingError)
+"""Errors whose message says what is wrong and what to do."""
 
 
 class Trainer:
@@ -193,10 +195,11 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # were it ignored, it would not stay pending
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
+        with FirstFailure(options.run, expected=EXPECTED):
+            Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
     except LeaderFailed:  # rank 0 says why
         return 1
-    except (ConfigError, KeysError, ModelError, PackingError, QueueError, TimeoutError, TrainingError) as error:
+    except EXPECTED as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

@@ -1,10 +1,17 @@
-"""What rank 0 learns, told to all ranks: small messages over a gloo group of its own, so that no GPU stream waits for them.
+"""How the trainer's ranks agree: what rank 0 learns reaches all of them, and the first failure is the one that is told.
 
-Only rank 0 speaks to the queue server and to the engines; the others hear through `share`.
+`Control` sends small messages over a gloo group of its own, so that no GPU stream waits for them. Only rank 0 speaks to the
+queue server and to the engines; the other ranks receive the answers through `share`.
 """
 
 import datetime
+import os
+import socket
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,11 +21,43 @@ import torch.distributed as dist
 from rollout.ledger import wire
 
 FAILED = -1  # sent in place of a size
+FIRST_FAILURE = "trainer_failure.txt"
 T = TypeVar("T")
 
 
 class LeaderFailed(RuntimeError):
     """Rank 0 raised instead of answering; it says why."""
+
+
+class FirstFailure:
+    """Writes the first failure of any rank into the run's folder, where the launcher reads it.
+
+    When one rank fails, the others soon fail too, with errors that only say that a connection was closed. The first rank
+    that creates the file has the cause; the file of an earlier start is removed by rank 0.
+    """
+
+    def __init__(self, run_dir: Path, *, expected: tuple[type[Exception], ...]) -> None:
+        """expected: errors whose message says everything. Any other is written with its traceback."""
+        self._path, self._expected = run_dir / FIRST_FAILURE, expected
+        self._rank = int(os.environ.get("RANK", "0"))
+
+    def __enter__(self) -> None:
+        if self._rank == 0:
+            self._path.unlink(missing_ok=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not isinstance(error, Exception) or isinstance(error, LeaderFailed):
+            return
+        # Another rank was first, or the disk is full: the log has this failure in any case.
+        with suppress(OSError), self._path.open("x") as file:
+            file.write(f"rank {self._rank} on {socket.gethostname()}: {self._told(error)}\n")
+
+    def _told(self, error: Exception) -> str:
+        if isinstance(error, self._expected):
+            return str(error)
+        if isinstance(error, dist.DistError) or "third_party/gloo" in str(error):
+            return f"the connection to another rank broke or timed out; that rank was killed, hangs, or lost its node ({error})"
+        return "".join(traceback.format_exception(error)).strip()
 
 
 class Control:
