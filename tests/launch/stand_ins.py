@@ -70,7 +70,7 @@ def write_project(folder: Path) -> None:
         "trainer/__main__.py": TRAINER,
     }.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         (path.parent / "__init__.py").touch()
         path.write_text(source)
     write_model(folder / "model")

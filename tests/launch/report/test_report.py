@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.report import page
 from launch.report.__main__ import main
 from launch.report.drawing import Box
-from launch.report.run_report import CHARTS, draw, trace_events, write_report
+from launch.report.run_report import CHARTS, draw, page, trace_events, write_report
 
 LINES = [
     {"step": 0, "time": 100.0, "eval/pass_rate": 0.4, "time/eval_s": 5.0},
