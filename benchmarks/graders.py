@@ -102,8 +102,9 @@ def ours(name: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]
     import psutil  # here, so that the processes of the other graders stay small
 
     from reward.grade import grade
+    from reward.kinds.asserts import AssertsTask
     from reward.sandbox.sandbox import Sandbox
-    from reward.task import AssertsTask, parse_task
+    from reward.task import parse_task
 
     tasks: dict[str, Any] = {}
 

@@ -90,7 +90,7 @@ class Soak:
                 self.counts[f"lost: {error}"] += 1
                 continue
             self.counts["verdicts"] += 1
-            self.counts["retries"] += verdict.retries
+            self.counts["retries"] += int(verdict.parts["retries"])
             if verdict.reward != worth:
                 self.wrong[f"{code[:60]!r}: {verdict.reward} ({verdict.reason[:80]})"] += 1
 

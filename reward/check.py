@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from reward.grade import Verdict, grade
+from reward.grade import grade
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, Task, TaskError, parse_task
+from rollout.ledger.records import Verdict
 
 CANNOT_READ = 2
 
@@ -48,7 +49,7 @@ class Problem:
 class Graded:
     problem_id: str
     verdict: Verdict | None  # None: the sandbox failed
-    reason: str
+    reason: str  # empty where nothing failed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     except (CheckError, SandboxUnavailable) as error:
         console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return CANNOT_READ
-    failed = [one for one in graded if one.verdict is None or one.verdict.passed < one.verdict.total]
+    failed = [one for one in graded if one.reason]
     for where, reason in refused[: arguments.show]:
         console.print(f"refused  {where}: {reason}", markup=False, highlight=False, soft_wrap=True)
     for one in failed[: arguments.show]:

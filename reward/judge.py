@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from conf.schema import RewardConfig
-from reward import grade as grading
+from reward.grade import REASON_CHARACTERS, grade, printable
 from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.sandbox.sandbox import Sandbox
@@ -38,6 +38,10 @@ BEAT_S = 0.2  # the main thread looks at its flags so often
 FIGURES_S = 60.0
 TOLD_AT_ONCE = 64  # verdicts in a message, at most
 SANDBOX_TRIES = 3  # lost sandboxes that one completion may cost; then it scores 0, as it may be what breaks them
+
+
+# Every verdict names at least these parts, so that their means are over all completions.
+NO_PARTS = {"tests_passed": 0.0, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0, "retries": 0.0}
 
 
 class JudgeError(RuntimeError):
@@ -205,32 +209,41 @@ class Judge:
                 self._free.release()
 
     def _judge(self, work: GradingWork, sandbox: Sandbox) -> Outcome:
-        with self._lock:
-            cancelled = self._held[work.position]
         if work.finish is Finish.LENGTH:
             return Outcome(work=work, verdict=truncated(self._config))
+        with self._lock:
+            sandbox.cancelled = self._held[work.position].is_set
+        began_s = time.monotonic()
         try:
-            task = parse_task(work.task, defaults=_defaults(self._config))
+            return Outcome(work=work, verdict=self._grade(work, sandbox))
         except TaskError as error:
-            return Outcome(work=work, refused=f"{work.prompt_id}: {error}")
-        sandbox.cancelled = cancelled.is_set
+            return Outcome(work=work, refused=printable(f"{work.prompt_id}: {error}"))
+        except Cancelled:
+            self.figures.add_cancelled()
+            return Outcome(work=work)
+        except SandboxUnavailable:
+            raise
+        except Exception as error:  # a fault of the grader costs one verdict, never the judge
+            log.exception("%s, completion %s: the grader failed", printable(work.prompt_id), work.position)
+            self.figures.add_failed()
+            reason = printable(f"the grader failed: {type(error).__name__}: {error}")[:REASON_CHARACTERS]
+            return Outcome(work=work, verdict=no_credit(reason, time.monotonic() - began_s))
+
+    def _grade(self, work: GradingWork, sandbox: Sandbox) -> Verdict:
+        task = parse_task(work.task, defaults=_defaults(self._config))
         began_s = time.monotonic()
         for attempt in range(SANDBOX_TRIES):
             try:
-                found = grading.grade(task, work.completion, prefill=work.prefill, sandbox=sandbox)
-            except Cancelled:
-                self.figures.add_cancelled()
-                return Outcome(work=work)
+                verdict = grade(task, work.completion, prefill=work.prefill, sandbox=sandbox)
             except SandboxUnavailable:
                 raise
             except SandboxError as error:
                 log.warning("%s, completion %s: try %d: %s", work.prompt_id, work.position, attempt + 1, error)
                 self.figures.add_lost_sandbox()
                 continue
-            self.figures.add(found)
-            return Outcome(work=work, verdict=_verdict(found))
-        reason = f"{SANDBOX_TRIES} sandboxes were lost while it ran"
-        return Outcome(work=work, verdict=Verdict(reward=0.0, parts=parts(), reason=reason, wall_s=time.monotonic() - began_s))
+            self.figures.add(verdict)
+            return replace(verdict, parts={**NO_PARTS, **verdict.parts})
+        return no_credit(f"{SANDBOX_TRIES} sandboxes were lost while it ran", time.monotonic() - began_s)
 
     # The reporter
 
@@ -295,18 +308,12 @@ class Judge:
 
 
 def truncated(config: RewardConfig) -> Verdict:
-    """Of a completion that reached its cap: it is not run."""
-    return Verdict(reward=config.truncated_reward, parts=parts(truncated=1.0), reason="the completion reached its cap")
+    """The verdict on a completion that reached its cap: it is not run."""
+    return Verdict(reward=config.truncated_reward, parts={**NO_PARTS, "truncated": 1.0}, reason="the completion reached its cap")
 
 
-def parts(**known: float) -> dict[str, float]:
-    """Every verdict has the same parts, so that their means are over all completions."""
-    return {"tests_passed": 0.0, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0, **known}
-
-
-def _verdict(found: grading.Verdict) -> Verdict:
-    known: dict[str, Any] = {**found.parts, "timed_out": float(found.timed_out)}
-    return Verdict(reward=found.reward, parts=parts(**known), reason=found.reason, cpu_s=found.cpu_s, wall_s=found.wall_s)
+def no_credit(reason: str, wall_s: float) -> Verdict:
+    return Verdict(reward=0.0, parts=NO_PARTS, reason=reason, wall_s=wall_s)
 
 
 def _defaults(config: RewardConfig) -> Defaults:

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter, deque
 
-from reward.grade import Verdict
+from rollout.ledger.records import Verdict
 
 KEPT = 10_000
 
@@ -20,9 +20,9 @@ class Figures:
     def add(self, verdict: Verdict) -> None:
         with self._lock:
             self._counts["verdicts"] += 1
-            self._counts["passed"] += verdict.passed == verdict.total
-            self._counts["timed out"] += verdict.timed_out
-            self._counts["retries"] += verdict.retries
+            self._counts["passed"] += not verdict.reason
+            self._counts["timed out"] += int(verdict.parts.get("timed_out", 0.0))
+            self._counts["retries"] += int(verdict.parts.get("retries", 0.0))
             self._cpu_s.append(verdict.cpu_s)
             self._wall_s.append(verdict.wall_s)
 
@@ -31,6 +31,9 @@ class Figures:
 
     def add_cancelled(self) -> None:
         self._count("cancelled")
+
+    def add_failed(self) -> None:
+        self._count("grader failures")
 
     def add_lost_sandbox(self) -> None:
         self._count("sandboxes lost")

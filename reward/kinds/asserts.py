@@ -1,4 +1,9 @@
-"""Test code against a candidate, each in a jail of its own, joined by a pair of sockets; the judge watches both.
+"""The kind `asserts`: test code against a candidate, each in a jail of its own; the judge watches both.
+
+    {"kind": "asserts", "entry_point": "f", "tests": ["assert f(2) == 4", "def check(candidate): …"]}
+
+Where all tests are plain comparisons and results are data, the second jail is not needed: the calls are made as those of the kind
+`calls`. Otherwise two jails are joined by a pair of sockets:
 
     judge  ──program──>  candidate's jail   (`reward.jail.candidate`)  <──asks, replies──>  tests' jail   (`reward.jail.tester`)
            <──verdict─────────────────────────────────────────────────────────────
@@ -8,13 +13,19 @@ ends the candidate ends the unit of tests, so its death is no exception that a t
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from reward import claims
 from reward.jail import codec
 from reward.jail.limits import Allowance, End, Ending, SandboxError
+from reward.kinds.calls import CallsGrader, NotData, of_claims
+from reward.kinds.code_task import CodeTask, read_entry_point, read_shared
 from reward.kinds.extract import Extracted
+from reward.kinds.kind import Defaults
+from reward.kinds.units import Unit, read_unit
 from reward.kinds.usage import (
     INFRASTRUCTURE_RETRIES,
     MIN_CPU_S,
@@ -22,14 +33,40 @@ from reward.kinds.usage import (
     Usage,
     bad_end,
     json_object,
-    left,
-    limits,
-    program,
     retry_or_raise,
 )
 from reward.sandbox.job import Job
 from reward.sandbox.sandbox import Sandbox
-from reward.task import AssertsTask, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssertsTask(CodeTask):
+    tests: tuple[Unit, ...]
+    entry_point: str  # what `check(candidate)` gets; may be empty where no test has a `check`
+    named: tuple[str, ...]  # every name that the tests use: classes among them are the candidate's interface
+    called: str  # the function that all tests call, where all of them are plain comparisons
+
+    @property
+    def defines(self) -> str:
+        return (self.entry_point or self.called).partition(".")[0]
+
+    def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
+        if self.called:
+            units = [of_claims(unit.claims) for unit in self.tests]
+            with suppress(NotData):
+                return CallsGrader(self, units, extracted, sandbox, usage, entry_point=self.called, objects_fail=False).run()
+        return AssertsGrader(self, extracted, sandbox, usage).run()
+
+
+def read_asserts_task(data: Mapping[str, Any], defaults: Defaults) -> AssertsTask:
+    shared = read_shared(data, defaults, "entry_point")
+    units = tuple(read_unit(test, f"task.tests[{index}]") for index, test in enumerate(data["tests"]))
+    entry_point = read_entry_point(data["entry_point"]) if data.get("entry_point") else ""
+    called = ""
+    if all(unit.claims for unit in units):
+        called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
+    named = tuple(sorted({word for unit in units for word in unit.words}))
+    return AssertsTask(tests=units, entry_point=entry_point, named=named, called=called, **shared)
 
 
 class AssertsGrader:
@@ -107,9 +144,9 @@ class AssertsGrader:
         """Starts both jobs, with all that they are to do; why that failed, or nothing."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            self.candidate = self.sandbox.start(limits(self.task, self.usage), link=ours)
-            self.tests = self.sandbox.start(limits(self.task, self.usage), link=theirs)
-        self.candidate.send(program(self.task, self.extracted, "serve", entry_point=self.task.entry_point))
+            self.candidate = self.sandbox.start(self.usage.limits(), link=ours)
+            self.tests = self.sandbox.start(self.usage.limits(), link=theirs)
+        self.candidate.send(self.task.program(self.extracted, "serve", entry_point=self.task.entry_point))
         named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
         orders = [{"run": unit.code, "inline": unit.inline} for unit in units]
         self.tests.send({"kind": "tests", "setup": self.task.setup, "units": len(orders), **named}, *orders)
@@ -124,7 +161,7 @@ class AssertsGrader:
     def _wait(self, tests: Job) -> bytes | str:
         """The next frame of the tests, or why there will be none: then neither job runs any more."""
         spent_s = self.candidate.cpu_s() if self.candidate is not None else 0.0
-        allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - spent_s)))
+        allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, self.usage.left_s() - spent_s)))
         frame = tests.wait_frame(allowance, partner=self.candidate)
         if not isinstance(frame, End):
             return frame

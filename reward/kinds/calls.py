@@ -1,11 +1,16 @@
-"""One function, called once a check; what it returns is compared here, outside of its jail.
+"""The kind `calls`: one function, called once per check; what it returns is compared here, outside of its jail.
+
+    {"kind": "calls", "entry_point": "f", "tests": [{"args": [2], "expected": 4}]}
+
+Values in `args`, `kwargs` and `expected` are plain data in the JSON form of `reward/jail/codec.py`. Results are compared with
+their exact types, or with `"match": "json"` as JSON would have them, for problem sets whose expected values come from JSON.
 
 A job loads the code once and is sent all the calls that are still to be made at once, so that neither side waits for the other
 and most jobs are over before the judge looks; each result has a limit of its own all the same. After a call that kills the job,
 another job makes the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +18,9 @@ from typing import Any
 from reward.claims import Claim
 from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, SandboxError
+from reward.kinds.code_task import CodeTask, read_entry_point, read_object, read_shared, read_tolerance
 from reward.kinds.extract import Extracted
+from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.usage import (
     INFRASTRUCTURE_RETRIES,
     MIN_CPU_S,
@@ -21,14 +28,69 @@ from reward.kinds.usage import (
     Usage,
     bad_end,
     json_object,
-    left,
-    limits,
-    program,
     retry_or_raise,
 )
 from reward.sandbox.job import Job
 from reward.sandbox.sandbox import Sandbox
-from reward.task import CallsTask, CallTest, Task
+
+MATCHES = ("exact", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTest:
+    """One call. `args` and `kwargs` stay in their JSON form: only a job ever decodes them."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    expected: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsTask(CodeTask):
+    tests: tuple[CallTest, ...]
+    entry_point: str  # a function, or a method as in Solution.solve
+    match: str  # exact: in type too | json: as JSON would have both
+    tolerance: float | None  # relative and absolute; None: exact
+
+    @property
+    def defines(self) -> str:
+        return self.entry_point.partition(".")[0]
+
+    def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
+        units = [of_call_test(test, self) for test in self.tests]
+        return CallsGrader(self, units, extracted, sandbox, usage, entry_point=self.entry_point).run()
+
+
+def read_calls_task(data: Mapping[str, Any], defaults: Defaults) -> CallsTask:
+    shared = read_shared(data, defaults, "entry_point", "match", "tolerance")
+    if (match := data.get("match", "exact")) not in MATCHES:
+        raise TaskError(f"task.match: {match!r} is not known: use one of {', '.join(MATCHES)}")
+    return CallsTask(
+        tests=tuple(_read_test(test, f"task.tests[{index}]") for index, test in enumerate(data["tests"])),
+        entry_point=read_entry_point(data.get("entry_point")),
+        match=match,
+        tolerance=read_tolerance(data),
+        **shared,
+    )
+
+
+def _read_test(test: object, where: str) -> CallTest:
+    fields = read_object(test, where, required=("expected",), optional=("args", "kwargs"))
+    args, kwargs = fields.get("args", []), fields.get("kwargs", {})
+    if not isinstance(args, list):
+        raise TaskError(f"{where}.args: must be a list, got {type(args).__name__}")
+    if not isinstance(kwargs, dict):
+        raise TaskError(f"{where}.kwargs: must be an object, got {type(kwargs).__name__}")
+    for name, value in (("args", args), *kwargs.items()):
+        _decode(value, f"{where}.{name}")
+    return CallTest(args=args, kwargs=kwargs, expected=_decode(fields["expected"], f"{where}.expected"))
+
+
+def _decode(value: object, where: str) -> object:
+    try:
+        return codec.decode(value)
+    except codec.CodecError as error:
+        raise TaskError(f"{where}: {error}") from None
 
 
 class NotData(Exception):
@@ -75,7 +137,7 @@ class CallsGrader:
 
     def __init__(
         self,
-        task: Task,
+        task: CodeTask,
         units: Sequence[Unit],
         extracted: Extracted,
         sandbox: Sandbox,
@@ -89,7 +151,7 @@ class CallsGrader:
         self.sandbox = sandbox
         self.usage = usage
         self.objects_fail = objects_fail
-        self.program = program(task, extracted, "calls", entry_point=entry_point)
+        self.program = task.program(extracted, "calls", entry_point=entry_point)
         self.job: Job | None = None
         self.broken = False  # the code does not even load: no test can pass
 
@@ -136,7 +198,7 @@ class CallsGrader:
 
     def _load(self, index: int) -> str:
         """Starts a job for the units from `index` on and loads the code in it; why that failed, or nothing."""
-        self.job = self.sandbox.start(limits(self.task, self.usage))
+        self.job = self.sandbox.start(self.usage.limits())
         calls = [{"args": check.args, "kwargs": check.kwargs} for unit in self.units[index:] for check in unit]
         self.job.send({**self.program, "calls": len(calls)}, *calls)
         answer = self._wait(answer_bytes=OUTPUT_BYTES)
@@ -166,7 +228,7 @@ class CallsGrader:
         if self.job is None:
             return "there is no job"
         allowance = Allowance(
-            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, left(self.task, self.usage) - self.job.cpu_s())),
+            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, self.usage.left_s() - self.job.cpu_s())),
             answer_bytes=answer_bytes,
         )
         frame = self.job.wait_frame(allowance)

@@ -1,15 +1,25 @@
-"""Code out of a completion.
+"""Code out of a completion. Pure, never raises, and linear in the length of the text.
 
-With a prefill (the beginning of the answer, which the prompt already held) the completion goes on from it, and the program is
-`prefill + completion` up to the end of that code. Without one the program is the last fenced block: one tagged as Python if
-there is any, else one without a tag. A block that never closes reaches to the end of the text.
+Reasoning comes first and does not count: it ends at `</think>`, and where it never ends there is no answer.
+
+With a prefill (the beginning of the answer, which the prompt already held) the completion continues it, and the program is
+`prefill + completion` up to the end of that code. Without a prefill the program is the last fenced block that defines what the
+tests ask for, so that an example of its use may follow; otherwise the last block tagged as Python, otherwise the last without a
+tag. A block that never closes reaches to the end of the text.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_CODE_BYTES = 1 << 19
-PYTHON_TAGS = frozenset(("python", "python3", "py", "py3", "python2", "pycon", "sage", "pypy3"))
-_THINK_END = "</think>"
+THINK_END = "</think>"
+_THINK_END = re.compile(r"(^[ \t]*)?</think>(?(1)[ \t]*$)", re.MULTILINE)
+_THINK_START = re.compile(r"\s*<think>")
+_PYTHON_TAG = re.compile(r"(?:i?python|pypy|pycon|py|sage)[\d.]*(?![a-z\d_])|.*\.py$")
+_LONGEST_TAG = 100
+_FENCE = re.compile(r"^([ \t]*)(`{3,}(?=[^`\n]*$)|~{3,})(.*)$", re.MULTILINE)
+_DEEPEST_FENCE = 3  # blanks before a fence; with more it is a line of an indented text, such as a docstring (CommonMark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +35,21 @@ class Extracted:
 class Block:
     tag: str
     code: str
-    closed: bool = True
+    start: int  # where the code lies in the text
+    end: int
+    closed: bool
 
 
-def extract(completion: str, *, prefill: str = "") -> Extracted:
-    """The program in `completion`. Never raises, whatever the text."""
-    found = _from_prefill(completion, prefill) if prefill else _from_blocks(completion)
+def extract(completion: str, *, prefill: str = "", defines: str = "") -> Extracted:
+    """The program in `completion`. `defines` is the name of the function or class that the tests ask for."""
+    if not (prefill + completion).strip():
+        return Extracted(reason="the completion is empty")
+    start = _end_of_thoughts(prefill + completion)
+    if start is None:
+        return Extracted(reason=f"the reasoning never ends: there is no {THINK_END}")
+    completion = completion[max(0, start - len(prefill)) :]
+    prefill = prefill[start:]
+    found = _from_prefill(completion, prefill, defines) if prefill.strip() else _from_blocks(completion, defines)
     if found.reason:
         return found
     if not found.code.strip():
@@ -45,39 +64,98 @@ def extract(completion: str, *, prefill: str = "") -> Extracted:
 def blocks(text: str) -> list[Block]:
     """The fenced blocks of a Markdown text, in order."""
     found: list[Block] = []
-    fence, indent, tag = "", 0, ""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        marker = _fence(line)
-        if not fence and marker:
-            fence, tag, lines = marker, _tag(line, marker), []
-            indent = len(line) - len(line.lstrip(" \t"))
-        elif fence and marker.startswith(fence) and line.strip() == marker:
-            found.append(Block(tag=tag, code=_code(lines)))
-            fence = ""
-        elif fence:
-            lines.append(_outdent(line, indent))
-    if fence:
-        found.append(Block(tag=tag, code=_code(lines), closed=False))
+    opening: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opening is None:
+            opening = fence
+        elif _closes(fence, opening):
+            found.append(_block(text, opening, fence.start(), closed=True))
+            opening = None
+    if opening is not None:
+        found.append(_block(text, opening, len(text), closed=False))
     return found
 
 
-def _from_blocks(completion: str) -> Extracted:
-    if not completion.strip():
-        return Extracted(reason="the completion is empty")
-    _, _, answer = completion.rpartition(_THINK_END)
-    found = blocks(answer)
-    for wanted in (PYTHON_TAGS, frozenset(("",))):
-        for block in reversed(found):
-            if block.tag in wanted:
-                return Extracted(code=block.code)
+def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
+    return fence[2].startswith(opening[2]) and not fence[3].strip() and _indent(fence) <= _indent(opening) + _DEEPEST_FENCE
+
+
+def _indent(fence: re.Match[str]) -> int:
+    return len(fence[1].expandtabs(4))
+
+
+def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Block:
+    start = min(opening.end() + 1, end)
+    code = text[start:end]
+    if not closed and opening.end() < end:
+        code += "\n"
+    if margin := len(opening[1]):
+        code = "\n".join(line[min(margin, len(line) - len(line.lstrip(" \t"))) :] for line in code.split("\n"))
+    return Block(tag=_tag(opening[3]), code=code, start=start, end=end, closed=closed)
+
+
+def _tag(info: str) -> str:
+    words = info[:_LONGEST_TAG].strip().strip("{}").lstrip(".").replace(",", " ").split()
+    return words[0].lower() if words else ""
+
+
+def _end_of_thoughts(text: str) -> int | None:
+    """Where the answer starts in a text that opens with its reasoning; None where the reasoning never ends."""
+    start = 0
+    while opening := _THINK_START.match(text, start):
+        end = text.find(THINK_END, opening.end())
+        if end < 0:
+            return None
+        start = end + len(THINK_END)
+    return start
+
+
+def _from_blocks(text: str, defines: str) -> Extracted:
+    found = _without_thoughts(text, blocks(text), defines)
+    if block := _choose(found, defines):
+        return Extracted(code=block.code)
     if found:
         tags = ", ".join(sorted({block.tag[:20] for block in found}))
         return Extracted(reason=f"no Python code block: only {tags}"[:200])
     return Extracted(reason="no code block")
 
 
-def _from_prefill(completion: str, prefill: str) -> Extracted:
+def _without_thoughts(text: str, found: Sequence[Block], defines: str) -> Sequence[Block]:
+    """The blocks of the answer, in a text whose reasoning the prompt may have opened. A program, or prose behind it, may also
+    hold the text `</think>`: it ends the reasoning only if an answer follows, or if it stands on its own line outside of code."""
+    inside = iter(found)
+    block = next(inside, None)
+    for tag in _THINK_END.finditer(text):
+        while block is not None and block.end <= tag.start():
+            block = next(inside, None)
+        is_code, is_alone = block is not None and block.start <= tag.start(), tag[1] is not None
+        if is_alone or not is_code:
+            behind = blocks(text[tag.end() :])
+            return behind if _holds_answer(behind, defines) or (not is_code and is_alone) else found
+    return found
+
+
+def _holds_answer(found: Sequence[Block], defines: str) -> bool:
+    answers = (block for block in found if block.code.strip() and (block.closed or _PYTHON_TAG.match(block.tag)))
+    return any(not defines or _defines(block, defines) for block in answers)
+
+
+def _choose(found: Sequence[Block], defines: str) -> Block | None:
+    python = [block for block in found if _PYTHON_TAG.match(block.tag)]
+    untagged = [block for block in found if not block.tag]
+    for candidates in (python, untagged) if defines else ():
+        if block := next((block for block in reversed(candidates) if _defines(block, defines)), None):
+            return block
+    return next(reversed(python or untagged), None)
+
+
+def _defines(block: Block, name: str) -> bool:
+    name = re.escape(name)
+    definition = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}(?!\w)|^{name}[ \t]*(?::[^=\n]*)?=(?!=)"
+    return re.search(definition, block.code, re.MULTILINE) is not None
+
+
+def _from_prefill(completion: str, prefill: str, defines: str) -> Extracted:
     """A prefill may itself open a block; then the block decides. Otherwise a fence can only end the code, unless the
     completion starts over in a block of its own."""
     opened = blocks(prefill)
@@ -85,34 +163,7 @@ def _from_prefill(completion: str, prefill: str) -> Extracted:
         inside = blocks(prefill + completion)
         block = inside[len(opened) - 1]
         return Extracted(code=block.code, open_ended=not block.closed)
-    lines = completion.split("\n")
-    border = next((i for i, line in enumerate(lines) if _fence(line)), None)
-    if border is None:
-        return Extracted(code=prefill + completion, open_ended=True)
-    before = "\n".join(lines[:border])
-    if not before.strip():
-        return _from_blocks(completion)
-    return Extracted(code=prefill + before + "\n", open_ended=True)
-
-
-def _fence(line: str) -> str:
-    """The run of backticks or tildes that a fence line starts with, or nothing."""
-    text = line.strip()
-    for mark in ("`", "~"):
-        run = text[: len(text) - len(text.lstrip(mark))]
-        if len(run) >= 3 and "`" not in text[len(run) :]:
-            return run
-    return ""
-
-
-def _tag(line: str, marker: str) -> str:
-    words = line.strip()[len(marker) :].strip().strip("{}").lstrip(".").replace(",", " ").split()
-    return words[0].lower() if words else ""
-
-
-def _outdent(line: str, indent: int) -> str:
-    return line[min(indent, len(line) - len(line.lstrip(" \t"))) :]
-
-
-def _code(lines: list[str]) -> str:
-    return "\n".join(lines) + "\n" if lines else ""
+    border = next((fence.start() for fence in _FENCE.finditer(completion) if _indent(fence) <= _DEEPEST_FENCE), None)
+    if border is not None and not completion[:border].strip():
+        return _from_blocks(completion, defines)
+    return Extracted(code=prefill + completion[:border], open_ended=True)

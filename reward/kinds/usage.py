@@ -6,8 +6,6 @@ from typing import Any
 
 from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
-from reward.kinds.extract import Extracted
-from reward.task import Task
 
 INFRASTRUCTURE_RETRIES = 1
 """Runs that the host spoilt are tried again so often. It is little, because a job can look spoilt on purpose (by sleeping):
@@ -20,6 +18,8 @@ MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests woul
 class Usage:
     """What one completion has used so far, over all of its jobs."""
 
+    cpu_limit_s: float
+    memory_bytes: int
     cpu_s: float = 0.0
     retries: int = 0
     timed_out: bool = False
@@ -29,6 +29,13 @@ class Usage:
         self.reasons.append(reason)
         return False
 
+    def left_s(self) -> float:
+        return max(MIN_CPU_S, self.cpu_limit_s - self.cpu_s)
+
+    def limits(self) -> Limits:
+        """Of the next job."""
+        return Limits(cpu_s=self.left_s(), memory_bytes=self.memory_bytes)
+
 
 class Spoilt(Exception):
     """The host, not the code, may have decided how a run ended."""
@@ -36,18 +43,6 @@ class Spoilt(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def limits(task: Task, usage: Usage) -> Limits:
-    return Limits(cpu_s=left(task, usage), memory_bytes=task.memory_limit_mb << 20)
-
-
-def left(task: Task, usage: Usage) -> float:
-    return max(MIN_CPU_S, task.cpu_limit_s - usage.cpu_s)
-
-
-def program(task: Task, extracted: Extracted, kind: str, **more: str) -> dict[str, Any]:
-    return {"kind": kind, "setup": task.setup, "code": extracted.code, "trim": extracted.open_ended, **more}
 
 
 def json_object(frame: bytes) -> dict[str, Any]:

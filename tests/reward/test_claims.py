@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from reward.claims import NotAClaim, read_claims
 from reward.grade import grade
 from reward.jail import codec
+from reward.kinds.asserts import AssertsTask
 from reward.sandbox.sandbox import Sandbox
-from reward.task import AssertsTask, parse_task
+from reward.task import parse_task
 
 PLAIN = st.recursive(
     st.none()
@@ -154,4 +155,4 @@ def test_units_have_partial_credit_and_one_death_costs_one_unit(sandbox: Sandbox
     tests = ("assert f(1) == 1\nassert f(1) == 1", "assert f(2) == 2\nassert f(1) == 1", "assert f(3) == 3", "assert f(4) == 5")
     code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
     result = grade(task(*tests, credit="fraction"), f"```python\n{code}\n```", sandbox=sandbox)
-    assert (result.passed, result.total) == (2, 4)
+    assert result.parts["tests_passed"] == 0.5

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from reward.grade import Verdict, grade
+from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
+from rollout.ledger.records import Verdict
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO
 
 SUM = parse_task({"kind": "stdio", "tests": [{"input": f"{a} {a}\n", "output": f"{a + a}\n"} for a in (3, 50)], "cpu_limit_s": 4})
@@ -47,7 +48,7 @@ def test_odd_but_honest_functions_pass(name: str, sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("name", CHEATS_CALLS)
 def test_faked_results_do_not_pass(name: str, sandbox: Sandbox) -> None:
     result = verdict(SQUARE_PLUS_7, CHEATS_CALLS[name], sandbox)
-    assert (result.reward, result.passed) == (0.0, 0)
+    assert (result.reward, result.parts["tests_passed"]) == (0.0, 0.0)
     assert result.reason
 
 
@@ -93,8 +94,8 @@ def test_a_bad_completion_is_a_verdict_with_a_reason(task: Task, completion: str
 def test_credit_is_the_share_of_passed_tests_where_asked(sandbox: Sandbox) -> None:
     task = calls(([1], 1), ([2], 99), ([3], 3), ([4], 4), credit="fraction")
     result = verdict(task, "def f(x):\n    return x", sandbox)
-    assert (result.reward, result.passed, result.total) == (0.75, 3, 4)
-    assert result.parts == {"tests_passed": 0.75, "all_passed": 0.0}
+    assert result.reward == 0.75
+    assert result.parts == {"tests_passed": 0.75, "all_passed": 0.0, "timed_out": 0.0, "retries": 0.0}
 
 
 def test_without_partial_credit_one_failed_test_is_enough(sandbox: Sandbox) -> None:
@@ -104,27 +105,27 @@ def test_without_partial_credit_one_failed_test_is_enough(sandbox: Sandbox) -> N
 def test_a_test_that_kills_the_process_costs_only_itself(sandbox: Sandbox) -> None:
     task = calls(([1], 1), ([2], 2), ([3], 3), credit="fraction")
     code = "import os\ndef f(x):\n    if x == 2:\n        os._exit(0)\n    return x"
-    assert verdict(task, code, sandbox).passed == 2
+    assert verdict(task, code, sandbox).parts["tests_passed"] == 2 / 3
 
 
 def test_a_test_that_loops_costs_only_itself(sandbox: Sandbox) -> None:
     task = calls(([1], 1), ([2], 2), ([3], 3), credit="fraction", cpu_limit_s=2, test_cpu_limit_s=0.2)
     result = verdict(task, "def f(x):\n    while x == 2:\n        pass\n    return x", sandbox)
-    assert (result.passed, result.timed_out) == (2, True)
+    assert (result.parts["tests_passed"], result.parts["timed_out"]) == (2 / 3, 1.0)
     assert "CPU-seconds" in result.reason
 
 
 def test_the_completion_as_a_whole_has_a_limit(sandbox: Sandbox) -> None:
     task = calls(*(([x], x) for x in range(50)), credit="fraction", cpu_limit_s=0.5, test_cpu_limit_s=0.2)
     result = verdict(task, "def f(x):\n    while True:\n        pass", sandbox)
-    assert result.timed_out
+    assert result.parts["timed_out"]
     assert 0.4 < result.cpu_s < 1.5
 
 
 def test_sleeping_is_retried_once_and_then_costs_the_job(sandbox: Sandbox) -> None:
     task = calls(([1], 1), cpu_limit_s=0.1)
     result = verdict(task, "import time\ndef f(x):\n    time.sleep(60)\n    return x", sandbox)
-    assert (result.reward, result.retries) == (0.0, 1)
+    assert (result.reward, result.parts["retries"]) == (0.0, 1)
     assert result.cpu_s < 0.1
 
 
@@ -178,7 +179,7 @@ def test_results_may_be_compared_as_json_would_have_them(returned: str, expected
 def test_answers_that_were_given_before_the_job_died_count(sandbox: Sandbox) -> None:
     task = calls(*(([x], "x" * 30_000) for x in range(9)), ([9], 0), credit="fraction")
     code = "import os\ndef f(x):\n    if x == 9: os._exit(0)\n    return 'x' * 30_000"
-    assert verdict(task, code, sandbox).passed == 9
+    assert verdict(task, code, sandbox).parts["tests_passed"] == 0.9
 
 
 def test_a_prefilled_answer_is_completed(sandbox: Sandbox) -> None:
@@ -193,4 +194,4 @@ def test_prose_after_a_prefilled_answer_does_no_harm(rest: str, sandbox: Sandbox
 def test_the_same_completion_gets_the_same_verdict(sandbox: Sandbox) -> None:
     code = "import random\ndef f(x):\n    return random.random() < 0.5 and list({'a', 'b', 'c', str(x)})[0] < 'c'"
     task = calls(*(([x], True) for x in range(20)), credit="fraction")
-    assert len({verdict(task, code, sandbox).passed for _ in range(5)}) == 1
+    assert len({verdict(task, code, sandbox).parts["tests_passed"] for _ in range(5)}) == 1

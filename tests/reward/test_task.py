@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from reward.task import CallsTask, Defaults, StdioTask, TaskError, parse_task
+from reward.kinds.calls import CallsTask
+from reward.kinds.stdio import StdioTask
+from reward.task import Defaults, TaskError, parse_task
 
 CALLS = {"kind": "calls", "entry_point": "f", "tests": [{"args": [1], "expected": 1}]}
 STDIO = {"kind": "stdio", "tests": [{"input": "1", "output": "1"}]}
@@ -12,6 +14,7 @@ STDIO = {"kind": "stdio", "tests": [{"input": "1", "output": "1"}]}
 
 def test_defaults_apply_where_the_task_is_silent() -> None:
     task = parse_task(CALLS, defaults=Defaults(cpu_limit_s=3, memory_limit_mb=99, credit="fraction"))
+    assert isinstance(task, CallsTask)
     assert (task.cpu_limit_s, task.test_cpu_limit_s, task.memory_limit_mb, task.credit) == (3, 3, 99, "fraction")
 
 

@@ -32,7 +32,7 @@ def wrapped() -> Iterator[Sandbox]:
 def test_an_attack_gets_nothing(name: str, wrapped: Sandbox) -> None:
     result = grade(BREACH, f"```python\n{HOSTILE[name]}\n```", sandbox=wrapped)
     assert "BREACH" not in result.reason.split(", expected")[0]
-    assert (result.reward, result.retries) == (0.0, 0), result.reason
+    assert (result.reward, result.parts["retries"]) == (0.0, 0), result.reason
     assert wrapped.zygotes_started == 1
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from reward.grade import Verdict, grade
+from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, parse_task
+from rollout.ledger.records import Verdict
 
 VECTOR = """
 class Vector:
@@ -224,7 +225,7 @@ def test_units_are_counted_and_the_death_of_one_costs_only_itself(sandbox: Sandb
     result = verdict(
         code, "assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3", "assert f(4) == 5", sandbox=sandbox, credit="fraction"
     )
-    assert (result.passed, result.total) == (2, 4)
+    assert result.parts["tests_passed"] == 0.5
 
 
 def test_helpers_of_the_prompt_are_the_tests_own(sandbox: Sandbox) -> None:

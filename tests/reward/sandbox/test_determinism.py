@@ -41,7 +41,7 @@ def verdicts(sandbox: Sandbox) -> dict[tuple[str, str], tuple[float, int, bool]]
     found = {}
     for name, task, code in PROGRAMS:
         verdict = grade(task, f"```python\n{code}\n```", sandbox=sandbox)
-        found[name, type(task).__name__] = (verdict.reward, verdict.passed, verdict.timed_out)
+        found[name, type(task).__name__] = (verdict.reward, verdict.parts["tests_passed"], verdict.parts["timed_out"])
     return found
 
 

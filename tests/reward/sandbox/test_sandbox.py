@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reward.grade import Verdict, grade
+from reward.grade import grade
 from reward.jail.limits import Allowance, End, Ending, Limits, SandboxUnavailable
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
+from rollout.ledger.records import Verdict
 from tests.reward.programs import HOSTILE, SLEEPERS
 
 BREACH = parse_task({"kind": "stdio", "tests": [{"input": "x", "output": "BREACH"}], "cpu_limit_s": 0.5, "memory_limit_mb": 512})
@@ -57,7 +58,7 @@ def test_an_attack_gets_nothing(name: str, sandbox: Sandbox) -> None:
     before = sandbox.zygotes_started
     result = attack(HOSTILE[name], sandbox)
     assert "BREACH" not in result.reason.split(", expected")[0]
-    assert (result.reward, result.retries) == (0.0, 0), result.reason
+    assert (result.reward, result.parts["retries"]) == (0.0, 0), result.reason
     assert sandbox.zygotes_started == before
     assert grade(SQUARE, "```\ndef f(x): return x * x\n```", sandbox=sandbox).reward == 1.0
 
@@ -73,7 +74,7 @@ def test_a_sleeper_is_ended(name: str, sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("name", SLEEPERS)
 def test_every_sleeper_scores_nothing(name: str, sandbox: Sandbox) -> None:
     result = attack(SLEEPERS[name], sandbox)
-    assert (result.reward, result.retries) == (0.0, 1)
+    assert (result.reward, result.parts["retries"]) == (0.0, 1)
 
 
 def test_secrets_in_the_judges_environment_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""What all kinds that grade code share: their fields, taking code out of a completion, and counting the tests that pass."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reward.kinds.extract import Extracted, extract
+from reward.kinds.kind import Answer, Defaults, TaskError
+from reward.kinds.usage import Usage
+from reward.sandbox.sandbox import Sandbox
+from rollout.ledger.records import Verdict
+
+CREDITS = ("all", "fraction")
+FIELDS = frozenset(("kind", "tests", "setup", "cpu_limit_s", "test_cpu_limit_s", "memory_limit_mb", "credit"))
+LEAST_MEMORY_MB = 16  # Python itself needs some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeTask(ABC):
+    """Code that a model wrote, and tests that it must pass."""
+
+    tests: Sequence[Any]
+    setup: str  # code that runs before the candidate's: imports, helpers of the prompt
+    cpu_limit_s: float  # of the whole completion
+    test_cpu_limit_s: float  # of one test
+    memory_limit_mb: int
+    credit: str  # all | fraction
+
+    def grade(self, answer: Answer, sandbox: Sandbox) -> Verdict:
+        usage = Usage(cpu_limit_s=self.cpu_limit_s, memory_bytes=self.memory_limit_mb << 20)
+        extracted = extract(answer.completion, prefill=answer.prefill, defines=self.defines)
+        passed = 0
+        if extracted.reason:
+            usage.fail(extracted.reason)
+        else:
+            passed = self.count_passed(extracted, sandbox, usage)
+        return self._verdict(passed, usage)
+
+    @property
+    def defines(self) -> str:
+        """The function or class that the tests ask for, where they name one."""
+        return ""
+
+    @abstractmethod
+    def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
+        """Runs the tests and says how many passed; notes in `usage` why others did not."""
+
+    def program(self, extracted: Extracted, kind: str, **more: str) -> dict[str, Any]:
+        """The message that makes a job load the candidate's code."""
+        return {"kind": kind, "setup": self.setup, "code": extracted.code, "trim": extracted.open_ended, **more}
+
+    def _verdict(self, passed: int, usage: Usage) -> Verdict:
+        fraction, all_passed = passed / len(self.tests), passed == len(self.tests)
+        return Verdict(
+            reward=fraction if self.credit == "fraction" else float(all_passed),
+            parts={
+                "tests_passed": fraction,
+                "all_passed": float(all_passed),
+                "timed_out": float(usage.timed_out),
+                "retries": float(usage.retries),
+            },
+            reason="" if all_passed else (usage.reasons[0] if usage.reasons else "not every test ran"),
+            cpu_s=usage.cpu_s,
+        )
+
+
+def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) -> dict[str, Any]:
+    """The fields that all these tasks have, `tests` unread. Raises TaskError, also for a field that is neither one of these nor
+    one of `more_fields`."""
+    known = FIELDS | set(more_fields)
+    if unknown := sorted(set(data) - known):
+        raise TaskError(f"task.{unknown[0]}: no such field in a {data['kind']!r} task: it has {', '.join(sorted(known))}")
+    if not isinstance(data.get("tests"), list) or not data["tests"]:
+        raise TaskError("task.tests: must be a list of at least one test: a problem without tests cannot be graded")
+    setup = data.get("setup", "")
+    if not isinstance(setup, str) or "\0" in setup:
+        raise TaskError("task.setup: must be a string of Python code")
+    if (credit := data.get("credit", defaults.credit)) not in CREDITS:
+        raise TaskError(f"task.credit: {credit!r} is not known: use one of {', '.join(CREDITS)}")
+    cpu_limit_s = read_positive(data.get("cpu_limit_s", defaults.cpu_limit_s), "cpu_limit_s")
+    test_cpu_limit_s = read_positive(data.get("test_cpu_limit_s", cpu_limit_s), "test_cpu_limit_s")
+    memory_limit_mb = int(read_positive(data.get("memory_limit_mb", defaults.memory_limit_mb), "memory_limit_mb"))
+    if memory_limit_mb < LEAST_MEMORY_MB:
+        raise TaskError(f"task.memory_limit_mb: {memory_limit_mb} is too little for Python: give at least {LEAST_MEMORY_MB}")
+    return {
+        "setup": setup,
+        "cpu_limit_s": cpu_limit_s,
+        "test_cpu_limit_s": min(test_cpu_limit_s, cpu_limit_s),
+        "memory_limit_mb": memory_limit_mb,
+        "credit": credit,
+    }
+
+
+def read_tolerance(data: Mapping[str, Any]) -> float | None:
+    tolerance = data.get("tolerance")
+    return None if tolerance is None else read_positive(tolerance, "tolerance")
+
+
+def read_positive(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise TaskError(f"task.{name}: must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def read_entry_point(name: object) -> str:
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
+        raise TaskError(f"task.entry_point: {name!r} must name a function, or a method as in 'Solution.solve'")
+    return name
+
+
+def read_object(test: object, where: str, *, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A test that is an object with these fields."""
+    if not isinstance(test, dict):
+        raise TaskError(f"{where}: must be an object, got {type(test).__name__}")
+    for name in required:
+        if name not in test:
+            raise TaskError(f"{where}.{name}: is missing")
+    if unknown := sorted(set(test) - {*required, *optional}):
+        raise TaskError(f"{where}.{unknown[0]}: no such field: a test has {', '.join((*required, *optional))}")
+    return test

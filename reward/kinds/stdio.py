@@ -1,0 +1,96 @@
+"""The kind `stdio`: a program, run once per test; what it prints must be the expected output.
+
+{"kind": "stdio", "tests": [{"input": "2\\n", "output": "4\\n"}], "tolerance": 1e-6}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reward.jail import codec
+from reward.jail.limits import Allowance, End, Ending, SandboxError
+from reward.kinds.code_task import CodeTask, read_object, read_shared, read_tolerance
+from reward.kinds.compare import same_output
+from reward.kinds.extract import Extracted
+from reward.kinds.kind import Defaults, TaskError
+from reward.kinds.usage import INFRASTRUCTURE_RETRIES, Usage, bad_end, json_object, retry_or_raise
+from reward.sandbox.job import Job
+from reward.sandbox.sandbox import Sandbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdioTest:
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdioTask(CodeTask):
+    tests: tuple[StdioTest, ...]
+    tolerance: float | None  # relative and absolute; None: exact
+
+    def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
+        passed = 0
+        for index, test in enumerate(self.tests):
+            if usage.cpu_s >= self.cpu_limit_s:
+                usage.timed_out = True
+                usage.fail(f"test {index}: the completion's {self.cpu_limit_s:g} CPU-seconds were used up")
+                break
+            if reason := self._why_not(test, extracted, sandbox, usage):
+                usage.fail(f"test {index}: {reason}")
+                if self.credit == "all":
+                    break
+            else:
+                passed += 1
+        return passed
+
+    def _why_not(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> str:
+        """Why the test does not pass, or nothing."""
+        allowance = Allowance(cpu_s=min(self.test_cpu_limit_s, usage.left_s()))
+        job, end = self._run(test.input.encode("utf-8", "surrogatepass"), allowance, extracted, sandbox, usage)
+        if reason := bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
+            return reason
+        output = end.output.decode("utf-8", "replace")
+        if same_output(output, test.output, self.tolerance):
+            return ""
+        return f"printed {codec.shorten(output)}, expected {codec.shorten(test.output)}"
+
+    def _run(self, stdin: bytes, allowance: Allowance, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> tuple[Job, End]:
+        """One run of the program, repeated where the host may have spoilt it."""
+        while True:
+            job = sandbox.start(usage.limits(), stdin=stdin)
+            try:
+                job.send(self.program(extracted, "stdio"))
+                end = job.wait_end(allowance)
+            except SandboxError as error:
+                retry_or_raise(error, usage)
+                continue
+            usage.cpu_s += end.cpu_s
+            if end.ending not in (Ending.ASLEEP, Ending.STARVED) or usage.retries >= INFRASTRUCTURE_RETRIES:
+                return job, end
+            usage.retries += 1
+
+
+def read_stdio_task(data: Mapping[str, Any], defaults: Defaults) -> StdioTask:
+    shared = read_shared(data, defaults, "tolerance")
+    tests = tuple(_read_test(test, f"task.tests[{index}]") for index, test in enumerate(data["tests"]))
+    return StdioTask(tests=tests, tolerance=read_tolerance(data), **shared)
+
+
+def _read_test(test: object, where: str) -> StdioTest:
+    fields = read_object(test, where, required=("input", "output"))
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise TaskError(f"{where}.{name}: must be a string, got {type(value).__name__}")
+    return StdioTest(input=fields["input"], output=fields["output"])
+
+
+def _reported_error(frame: bytes | None) -> str:
+    """What the job says it died of. It may lie, but only to its cost: nothing said here makes a test pass."""
+    if frame is None:
+        return ""
+    try:
+        error = json_object(frame).get("error")
+    except codec.CodecError:
+        return ""
+    return str(error)[:400] if error else ""
