@@ -1,211 +1,391 @@
-"""The schema of a run's configuration: every setting with its type, unit and default.
+"""The schema of a run's configuration: every setting with its type, default, meaning and the values that it takes.
 
-Hydra composes the YAML beside this file into a `RunConfig`; unknown keys and wrong types are refused with the full key. What one
-field cannot tell alone is checked by `conf/compose/check.py`, before any process starts.
+Hydra composes the YAML files beside this file into a `RunConfig`. An unknown key and a value of a wrong type are refused with
+the full key. What settings demand of one another is checked by `conf/compose/check.py`, before any process starts.
+
+A setting is declared by its type: `number`, `flag`, `choice`, `text` or `texts`.
 """
+# ruff: noqa: RUF009 `texts` makes a field whose default is a new list
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from math import isfinite
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
-USER_CODE = "user_code"  # metadata of a setting that may name user code (conf/user_code.py): the process that loads it
+RULE = "rule"  # key of a Rule in a field's metadata
 
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message says what to change."""
 
 
-def loaded(default: str, role: str) -> Any:
-    """A setting that may name user code, which the processes of that role load."""
-    return field(default=default, metadata={USER_CODE: role})
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What a setting means, and which values it takes."""
+
+    meaning: str
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)  # each with its meaning
+    any_text: bool = False
+    loaded_by: str = ""  # the setting may name user code (conf/user_code.py), which processes of this role load
+
+    @property
+    def bounds(self) -> str:
+        limits = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most), ("below", self.below))
+        return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+
+    def takes(self, number: float) -> bool:
+        return (
+            isfinite(number)
+            and (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+
+def number(
+    default: float,
+    meaning: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A finite number within its bounds."""
+    rule = Rule(meaning=meaning, at_least=at_least, above=above, at_most=at_most, below=below)
+    return field(default=default, metadata={RULE: rule})
+
+
+def choice(default: str, meaning: str, choices: Mapping[str, str], *, loaded_by: str = "") -> Any:
+    return field(default=default, metadata={RULE: Rule(meaning=meaning, choices=choices, loaded_by=loaded_by)})
+
+
+def text(default: str, meaning: str) -> Any:
+    """Any text."""
+    return field(default=default, metadata={RULE: Rule(meaning=meaning, any_text=True)})
+
+
+def texts(meaning: str) -> Any:
+    """A list of any texts, empty by default."""
+    return field(default_factory=list, metadata={RULE: Rule(meaning=meaning, any_text=True)})
+
+
+def flag(default: bool, meaning: str) -> Any:
+    return field(default=default, metadata={RULE: Rule(meaning=meaning)})
 
 
 @dataclass(kw_only=True)
 class ShapeConfig:
-    """A model whose folder is not at hand, for the planner; with a folder, its config.json is read instead."""
+    """The dimensions of a model whose folder is not on this machine. Only the planner and the preview read them."""
 
-    architecture: str = ""  # the family, as config.json names it: Qwen2ForCausalLM, Qwen3ForCausalLM, …
-    parameters: int = 0  # 0: counted from the dimensions
-    layers: int = 0  # decoder layers
-    hidden: int = 0  # width of the residual stream
-    heads: int = 0  # query heads
-    kv_heads: int = 0  # key-value heads
-    head_dim: int = 0  # width of a head
-    ffn: int = 0  # width of the gated MLP
-    vocabulary: int = 0  # rows of the embedding
-    tied: bool = False  # output embedding is the input embedding
+    architecture: str = text("", "Model family, as config.json names it, such as Qwen2ForCausalLM")
+    parameters: int = number(0, "Number of parameters. 0: counted from the dimensions", at_least=0)
+    layers: int = number(0, "Decoder layers", at_least=0)
+    hidden: int = number(0, "Width of the residual stream", at_least=0)
+    heads: int = number(0, "Query heads", at_least=0)
+    kv_heads: int = number(0, "Key-value heads", at_least=0)
+    head_dim: int = number(0, "Width of one head", at_least=0)
+    ffn: int = number(0, "Width of the gated MLP", at_least=0)
+    vocabulary: int = number(0, "Rows of the embedding", at_least=0)
+    tied: bool = flag(False, "The output embedding is the input embedding")
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    path: str = MISSING  # Hugging Face folder: config.json, *.safetensors, tokenizer, chat template
-    prepare: str = ""  # `debug` | `smollm2` | "": who makes the folder (and the data) when it is not there
-    dtype: str = "bfloat16"  # float32 | bfloat16, of the trainer's and the engines' weights
+    """The model that is trained."""
+
+    path: str = text(MISSING, "Hugging Face folder with config.json, *.safetensors, the tokenizer and its chat template")
+    prepare: str = choice(
+        "",
+        "What makes the folder, and the problems, when they do not exist",
+        {"": "nothing: they must exist", "debug": "a tiny model, made on this machine", "smollm2": "SmolLM2-135M, downloaded"},
+    )
+    dtype: str = choice("bfloat16", "Type of the weights in trainer and engines", {"float32": "on a CPU", "bfloat16": "on GPUs"})
     shape: ShapeConfig = field(default_factory=ShapeConfig)
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    train: list[str] = field(default_factory=list)  # JSONL files, or hf://name?split=train
-    heldout: list[str] = field(default_factory=list)  # evaluation only
-    reader: str = loaded("", "queue")  # module:object that reads the problems; "": JSONL or hf://
-    max_prompt_tokens: int = 2048  # longer prompts are refused when read
-    seed: int = 0  # order of the prompts
+    """The problems."""
+
+    train: list[str] = texts("Problems to train on: JSONL files, or data sets such as hf://name?split=train")
+    heldout: list[str] = texts("Problems for evaluation only")
+    reader: str = choice("", "What reads the problems", {"": "JSONL files and hf://"}, loaded_by="queue")
+    max_prompt_tokens: int = number(2048, "Problems with a longer prompt are left out", at_least=1)
+    seed: int = number(0, "Seed of the order of the prompts", at_least=0, below=2**31)
 
 
 @dataclass(kw_only=True)
 class AlgoConfig:
-    groups_per_step: int = 512  # P, prompts of an RL step
-    completions_per_group: int = 8  # G, completions of each prompt
-    minibatches: int = 4  # optimizer steps in an RL step
-    advantage: str = loaded("grpo", "trainer")  # grpo: (r - mean) / (std + eps) | dr_grpo: r - mean | rloo: r - mean of others
-    advantage_eps: float = 1e-4  # added to the standard deviation (grpo)
-    overlong_buffer_fraction: float = 0.0  # the last part of max_completion_tokens, over which the reward falls (DAPO); 0: off
-    overlong_penalty: float = 1.0  # … by so much, for a completion of max_completion_tokens
-    policy_loss: str = (
-        loaded("ppo", "trainer")  # ppo: clips a ratio per token | gspo: per sequence | cispo: clips the weight, not the gradient
+    """The objective."""
+
+    groups_per_step: int = number(512, "Prompts in one RL step", at_least=1)
+    completions_per_group: int = number(8, "Completions of each prompt; their rewards are compared", at_least=2)
+    minibatches: int = number(4, "Optimizer steps in one RL step", at_least=1)
+    advantage: str = choice(
+        "grpo",
+        "Advantage of a completion with reward r",
+        {
+            "grpo": "(r - mean) / (std + eps) over its group",
+            "dr_grpo": "r - mean of its group",
+            "rloo": "r - mean of the other completions of its group",
+        },
+        loaded_by="trainer",
     )
-    clip_low: float = 0.2  # the ratio current/old is clipped below 1 - clip_low
-    clip_high: float = 0.2  # … and above 1 + clip_high
-    dual_clip: float = 0.0  # c above 1: where the advantage is negative, the loss is at most -c x advantage (ppo); 0: off
-    behaviour_correction: str = (
-        "truncate"  # none | truncate: exp(old - behaviour), at most the cap | mask: 0 outside of floor and cap
+    advantage_eps: float = number(1e-4, "eps of algo.advantage=grpo", above=0)
+    overlong_buffer_fraction: float = number(
+        0.0,
+        "The reward falls linearly over this last part of rollout.max_completion_tokens, as in DAPO. 0: off",
+        at_least=0,
+        below=1,
     )
-    behaviour_level: str = "token"  # token | sequence: product over the sequence | geometric: its geometric mean
-    behaviour_cap: float = 2.0  # of the weight exp(old - behaviour)
-    behaviour_floor: float = 0.0  # mask: a smaller weight is 0 too
-    kl_coef: float = 0.0  # beta of KL(current || reference); 0 needs no reference pass
-    kl_estimator: str = "k3"  # k1 (in the reward only) | k2 | k3
-    kl_in: str = "loss"  # loss | reward: beta x the trajectory's KL(old || reference) is taken off its reward
-    reference_refresh_steps: int = 0  # every so many RL steps the policy becomes the reference; 0: the model's folder, always
-    entropy_coef: float = 0.0  # bonus for the mean entropy of the policy at the sampled tokens
-    loss_normalisation: str = (
-        "token"  # token: mean of the minibatch's tokens | sequence: mean of trajectories' means | constant: sum / longest
+    overlong_penalty: float = number(
+        1.0, "What the reward of a completion of rollout.max_completion_tokens falls by", at_least=0, at_most=1000
     )
-    ess_floor: float = 0.1  # effective sample size of the behaviour weights, as a share of the tokens …
-    ess_patience_steps: int = 3  # … that ends the run when it stays below for so many steps
-    drop_no_signal: bool = False  # groups whose rewards are all equal are dropped and replaced (DAPO's dynamic sampling)
-    max_drops_per_step: int = 4096  # more drops than this between two takes end the run: the data is too easy or too hard
+    policy_loss: str = choice(
+        "ppo",
+        "Policy loss",
+        {
+            "ppo": "clips the ratio current/old of each token",
+            "gspo": "clips one ratio for each sequence",
+            "cispo": "clips the weight of each token, and every token keeps its gradient",
+        },
+        loaded_by="trainer",
+    )
+    clip_low: float = number(0.2, "The ratio current/old is clipped below 1 - clip_low", at_least=0, at_most=1)
+    clip_high: float = number(0.2, "The ratio current/old is clipped above 1 + clip_high", at_least=0)
+    dual_clip: float = number(
+        0.0, "For a negative advantage, the loss is at most this factor (above 1) times -advantage (ppo). 0: off", at_least=0
+    )
+    behaviour_correction: str = choice(
+        "truncate",
+        "Correction for tokens that an older policy sampled, by the weight exp(old - behaviour)",
+        {
+            "none": "no correction",
+            "truncate": "weights above the cap become the cap",
+            "mask": "weights above the cap or below the floor become 0",
+        },
+    )
+    behaviour_level: str = choice(
+        "token",
+        "What one weight is computed over",
+        {"token": "each token", "sequence": "the product over a sequence", "geometric": "the geometric mean over a sequence"},
+    )
+    behaviour_cap: float = number(2.0, "Largest weight exp(old - behaviour)", above=0)
+    behaviour_floor: float = number(0.0, "Smallest weight that behaviour_correction=mask keeps", at_least=0)
+    kl_coef: float = number(0.0, "Coefficient of KL(current || reference). 0: no reference pass is made", at_least=0)
+    kl_estimator: str = choice(
+        "k3",
+        "Estimator of the KL divergence",
+        {"k1": "-log ratio, for kl_in=reward only", "k2": "half of the squared log ratio", "k3": "ratio - 1 - log ratio"},
+    )
+    kl_in: str = choice(
+        "loss",
+        "Where the KL penalty is applied",
+        {"loss": "added to the loss of each token", "reward": "the KL(old || reference) of a trajectory reduces its reward"},
+    )
+    reference_refresh_steps: int = number(
+        0, "RL steps after which the current policy becomes the reference. 0: the reference is always model.path", at_least=0
+    )
+    entropy_coef: float = number(0.0, "Coefficient of the entropy bonus at the sampled tokens", at_least=0)
+    loss_normalisation: str = choice(
+        "token",
+        "How the losses of tokens become one number",
+        {
+            "token": "the mean over all tokens of the minibatch",
+            "sequence": "the mean over trajectories of each one's mean",
+            "constant": "the sum over rollout.max_completion_tokens",
+        },
+    )
+    ess_floor: float = number(
+        0.1, "Smallest effective sample size of the behaviour weights, as a fraction of the tokens", at_least=0, below=1
+    )
+    ess_patience_steps: int = number(3, "Steps in a row with a smaller effective sample size that end the run", at_least=1)
+    drop_no_signal: bool = flag(False, "Groups whose rewards are all equal are dropped and replaced (DAPO's dynamic sampling)")
+    max_drops_per_step: int = number(
+        4096, "More dropped groups in one RL step end the run: the problems are too easy or too hard", at_least=0, below=2**31
+    )
 
 
 @dataclass(kw_only=True)
 class RolloutConfig:
-    max_staleness: int = 2  # S, in versions: no trained token is older
-    window: int = 0  # W, in groups: how many ready groups may bypass the oldest one
-    max_completion_tokens: int = 16384  # a completion that reaches it is truncated
-    segment_tokens: int = 4096  # a completion is cut after so many tokens and may go on in another engine
-    temperature: float = 1.0  # of sampling; log-probs on both sides follow it
-    engines: int = 2  # SGLang servers
-    engine_tp: int = 1  # GPUs (or CPU ranks) a server
-    concurrency: int = 64  # trajectories in flight in one engine
-    max_total_tokens: int = 0  # KV cache of an engine, in tokens; 0: what the memory allows (on a GPU)
-    lease_s: float = 30.0  # a worker or judge not heard for so long loses its leases
-    request_s: float = 600.0  # deadline of one engine call
-    engine_start_s: float = 600.0  # from its start to its first token
-    engine_restarts: int = 20  # of one worker's engine, before the worker gives up
-    engine_args: list[str] = field(default_factory=list)  # further arguments of sglang.launch_server
+    """Sampling, and the engines that do it."""
+
+    max_staleness: int = number(2, "Largest number of versions between a trained token and the trained policy", at_least=0)
+    window: int = number(0, "Number of finished groups that may be trained before an older, unfinished one", at_least=0)
+    max_completion_tokens: int = number(16384, "A completion that reaches this length is truncated", at_least=1)
+    segment_tokens: int = number(
+        4096, "Tokens after which a completion is interrupted; another engine may continue it", at_least=1
+    )
+    temperature: float = number(1.0, "Sampling temperature; the trainer's log-probs use it too", above=0)
+    engines: int = number(2, "SGLang servers", at_least=1)
+    engine_tp: int = number(1, "Tensor-parallel ranks (GPUs) of one server", at_least=1)
+    concurrency: int = number(64, "Trajectories that one engine samples at the same time", at_least=1)
+    max_total_tokens: int = number(0, "Tokens in the KV cache of one engine. 0: as many as fit (on a GPU)", at_least=0)
+    lease_s: float = number(30.0, "A worker or judge that sends no heartbeat for this long loses its leases", above=0)
+    request_s: float = number(600.0, "Deadline of one request to an engine", above=0)
+    engine_start_s: float = number(600.0, "Deadline from the start of an engine to its first token", above=0)
+    engine_restarts: int = number(20, "Restarts of one worker's engine before the worker gives up", at_least=0)
+    engine_args: list[str] = texts("Further arguments of sglang.launch_server")
 
 
 @dataclass(kw_only=True)
 class TrainerConfig:
-    steps: int = 600  # RL steps of the run
-    tp: int = 1  # tensor-parallel ranks
-    pp: int = 1  # pipeline stages
-    dp: int = 1  # replicas; the trainer takes tp x pp x cp x dp ranks
-    cp: int = 1  # context parallelism: a sequence lies on so many ranks
-    vpp: int = 1  # model chunks that a pipeline stage holds; above 1 is the interleaved schedule
-    sequence_parallel: bool = False  # what tp leaves whole (norms, residuals) is cut along the sequence: less memory
-    recompute: str = "none"  # none | selective (attention) | full (every layer): activations made again, not kept
-    overlap_grad_reduce: bool = False  # gradients are reduced over dp while the backward pass goes on
-    overlap_param_gather: bool = False  # new parameters are gathered over dp while the next forward pass goes on
-    tokens_per_microbatch: int = 16384  # at most; whole trajectories are packed, and a microbatch is as long as they are
-    lr: float = 1e-6  # peak learning rate of AdamW
-    lr_schedule: str = "constant"  # constant | cosine
-    warmup_steps: int = 0  # optimizer steps
-    min_lr_fraction: float = 0.1  # of lr, at the end of a cosine
-    adam_beta1: float = 0.9  # decay of the first moment
-    adam_beta2: float = 0.95  # decay of the second moment
-    adam_eps: float = 1e-8  # added to the second moment's root
-    weight_decay: float = 0.0  # of AdamW, decoupled
-    clip_grad: float = 1.0  # largest norm of the whole gradient
-    seed: int = 0  # of the random state, and of how a batch is dealt to minibatches
-    checkpoint_every: int = 20  # RL steps; 0: only the last
-    checkpoints_kept: int = 2  # the newest; older ones are deleted
-    eval_every: int = 0  # RL steps between evaluations; 0: before the first and after the last
-    eval_completions: int = 1  # sampled for each held-out prompt
-    save_hf: bool = True  # the last weights as a Hugging Face folder in the run's folder
-    push_bucket_bytes: int = 512 * 1024 * 1024  # weights gathered and broadcast at once
-    push_s: float = 120.0  # deadline of one weight push
-    stall_s: float = 900.0  # a batch that does not come for so long ends the run
-    collective_s: float = 1200.0  # deadline of a collective
-    wandb_project: str = ""  # "": no Weights & Biases
+    """Training, and how the model is sharded for it. The trainer takes tp x pp x cp x dp ranks."""
+
+    steps: int = number(600, "RL steps of the run", at_least=1)
+    tp: int = number(1, "Tensor-parallel ranks", at_least=1)
+    pp: int = number(1, "Pipeline stages", at_least=1)
+    dp: int = number(1, "Data-parallel ranks", at_least=1)
+    cp: int = number(1, "Context-parallel ranks: each holds a part of every sequence", at_least=1)
+    vpp: int = number(1, "Model chunks per pipeline stage; above 1 the schedule is interleaved", at_least=1)
+    sequence_parallel: bool = flag(False, "Shards norms and residuals along the sequence dimension, to save memory")
+    recompute: str = choice(
+        "none",
+        "Activations that are computed again in the backward pass, to save memory",
+        {"none": "no activations", "selective": "those of attention", "full": "those of every layer"},
+    )
+    overlap_grad_reduce: bool = flag(False, "Reduces gradients over dp during the backward pass")
+    overlap_param_gather: bool = flag(False, "Gathers new parameters over dp during the next forward pass")
+    tokens_per_microbatch: int = number(
+        16384,
+        "Whole trajectories are packed into microbatches of at most this many tokens. It is raised where the longest trajectory "
+        "(data.max_prompt_tokens + rollout.max_completion_tokens) needs more",
+        at_least=1,
+    )
+    lr: float = number(1e-6, "Peak learning rate of AdamW", above=0)
+    lr_schedule: str = choice(
+        "constant",
+        "Learning rate after the warm-up",
+        {"constant": "stays at lr", "cosine": "falls to lr x min_lr_fraction at the last step"},
+    )
+    warmup_steps: int = number(
+        0, "Optimizer steps in which the learning rate rises from 0. It is lowered where the run has fewer steps", at_least=0
+    )
+    min_lr_fraction: float = number(0.1, "Learning rate at the end of a cosine, as a fraction of lr", at_least=0, at_most=1)
+    adam_beta1: float = number(0.9, "Decay of AdamW's first moment", at_least=0, below=1)
+    adam_beta2: float = number(0.95, "Decay of AdamW's second moment", at_least=0, below=1)
+    adam_eps: float = number(1e-8, "Added to the root of AdamW's second moment", above=0)
+    weight_decay: float = number(0.0, "Decoupled weight decay of AdamW", at_least=0)
+    clip_grad: float = number(1.0, "Largest norm of the whole gradient", above=0)
+    seed: int = number(0, "Seed of the random state, and of how a batch is split into minibatches", at_least=0, below=2**31)
+    checkpoint_every: int = number(20, "RL steps between checkpoints. 0: only after the last step", at_least=0)
+    checkpoints_kept: int = number(2, "Number of newest checkpoints that are kept; older ones are deleted", at_least=1)
+    eval_every: int = number(0, "RL steps between evaluations. 0: before the first step and after the last", at_least=0)
+    eval_completions: int = number(1, "Completions of each held-out problem in an evaluation", at_least=1)
+    save_hf: bool = flag(True, "Saves the last weights as a Hugging Face folder in the run's folder")
+    push_bucket_bytes: int = number(512 * 1024 * 1024, "Bytes of weights that are broadcast at once in a push", at_least=1)
+    push_s: float = number(120.0, "Deadline of one weight push", above=0)
+    stall_s: float = number(900.0, "The run ends when no batch arrives for this long", above=0)
+    collective_s: float = number(1200.0, "Deadline of one collective operation", above=0)
+    wandb_project: str = text("", 'Project in Weights & Biases. "": metrics are not sent there')
 
 
 @dataclass(kw_only=True)
 class RewardConfig:
-    slots: int = 0  # sandboxes in one judge process; 0: one a core
-    judges: int = 1  # judge processes
-    cpu_limit_s: float = 8.0  # of one completion, unless its task says otherwise
-    memory_limit_mb: int = 1024  # of one completion, unless its task says otherwise
-    credit: str = "all"  # all: 1 if every test passes, else 0 | fraction: share of passed tests
-    truncated_reward: float = 0.0  # of a completion that reached max_completion_tokens
+    """The judges, which run the completions' code in sandboxes."""
+
+    slots: int = number(0, "Sandboxes of one judge process. 0: one per CPU core", at_least=0)
+    judges: int = number(1, "Judge processes", at_least=1)
+    cpu_limit_s: float = number(8.0, "CPU seconds for one completion, if its task sets no limit", above=0)
+    memory_limit_mb: int = number(1024, "Memory for one completion in MiB, if its task sets no limit", at_least=1)
+    credit: str = choice(
+        "all",
+        "Reward of a completion",
+        {"all": "1 if every test passes, else 0", "fraction": "the fraction of tests that pass"},
+    )
+    truncated_reward: float = number(
+        0.0, "Reward of a completion that reached rollout.max_completion_tokens", at_least=-1000, at_most=1000
+    )
 
 
 @dataclass(kw_only=True)
 class ClusterConfig:
-    kind: str = "local"  # local | slurm
-    device: str = "auto"  # auto | cpu | cuda
-    nodes: int = 1  # machines of the run; under Slurm those of its job, and this is what dry_run and the planner go by
-    gpus_per_node: int = 0  # 0: those found on this machine
-    base_port: int = 0  # first of the run's ports; 0: chosen from the run's folder, below the ephemeral range
-    worker_restarts: int = 20  # of each restartable process
-    trainer_restarts: int = 0  # in a row without a new checkpoint; those for a lost node are not counted
-    trainer_python: str = ""  # of the trainer's environment; "": the launcher's own
-    rollout_python: str = ""  # of the fleet's, the queue server's and the judges'; "": the launcher's own
-    heartbeat_s: float = 30.0  # a node that is silent for so long is lost (Slurm)
-    save_s: float = 480.0  # for the checkpoint that SIGUSR1 asks for; less than the --signal of the batch script (Slurm)
-    requeues: int = 20  # of one job, for its time limit or for lost nodes (Slurm)
-    setup: list[str] = field(default_factory=list)  # shell lines before each process, e.g. "module load cuda" (Slurm)
-    container: str = ""  # image that every process runs in; "": none (Slurm)
-    container_runtime: str = "pyxis"  # pyxis | apptainer (Slurm)
-    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, beside the working and the run's folder (Slurm)
-    srun_args: list[str] = field(default_factory=list)  # further options of every srun (Slurm)
+    """The machines, and how processes are started on them."""
+
+    kind: str = choice("local", "Where the run's processes start", {"local": "on this machine", "slurm": "in a Slurm job"})
+    device: str = choice(
+        "auto", "What trainer and engines run on", {"auto": "the GPUs, if there are any", "cpu": "the CPU", "cuda": "the GPUs"}
+    )
+    nodes: int = number(
+        1, "Machines of the run. A Slurm job has its own number of nodes; dry_run and the planner use this one", at_least=1
+    )
+    gpus_per_node: int = number(0, "GPUs of each machine. 0: those found on this machine", at_least=0)
+    base_port: int = number(
+        0, "First port of the run. 0: computed from the run's folder, below the ephemeral range", at_least=0, below=65_000
+    )
+    worker_restarts: int = number(20, "Restarts of each process that can be restarted", at_least=0)
+    trainer_restarts: int = number(
+        0, "Restarts of the trainer without a new checkpoint in between; restarts after a lost node do not count", at_least=0
+    )
+    trainer_python: str = text("", "Python of the trainer's environment. \"\": the launcher's own")
+    rollout_python: str = text("", 'Python of engines, queue server and judges. "": the launcher\'s own')
+    heartbeat_s: float = number(30.0, "A node that sends no heartbeat for this long is lost (Slurm)", above=0)
+    save_s: float = number(
+        480.0, "Deadline of the checkpoint that SIGUSR1 asks for; less than --signal in the batch script (Slurm)", above=0
+    )
+    requeues: int = number(20, "Times that one job is requeued after its time limit or lost nodes (Slurm)", at_least=0)
+    setup: list[str] = texts('Shell lines that run before each process, such as "module load cuda" (Slurm)')
+    container: str = text("", 'Image in which every process runs. "": none (Slurm)')
+    container_runtime: str = choice(
+        "pyxis", "What runs the container (Slurm)", {"pyxis": "Slurm's plugin", "apptainer": "Apptainer"}
+    )
+    container_mounts: list[str] = texts("FROM:TO, mounted beside the working folder and the run's folder (Slurm)")
+    srun_args: list[str] = texts("Further arguments of every srun (Slurm)")
 
 
 @dataclass(kw_only=True)
 class PlanConfig:
-    """What `python -m launch.plan` assumes beside the run's own settings. Defaults: the job of 256 H100s."""
+    """What only `python -m launch.plan` and the simulator read. The defaults describe the job of 256 H100 GPUs."""
 
-    prompt_tokens: float = 1200.0  # mean
-    completion_tokens: float = 2500.0  # mean; the longest reach rollout.max_completion_tokens
-    length_sigma: float = 1.0  # of the log of the length: at 1 the 99th percentile is ten medians
-    sandbox_s: float = 8.0  # CPU seconds of one completion's tests
-    sandbox_cores: int = 1024  # CPU cores that run tests
-    target_hours: float = 48.0  # for trainer.steps
-    gpu_memory_gb: float = 80.0  # of one GPU
-    hbm_gb_s: float = 3350.0  # memory bandwidth of one GPU
-    peak_tflops: float = 989.0  # dense bf16
-    nvlink_gb_s: float = 900.0  # of a GPU, both directions together
-    network_gb_s: float = 50.0  # of a GPU's NIC
-    storage_gb_s: float = 20.0  # shared storage, all nodes together
-    node_mtbf_days: float = 20.0  # a node fails about once in so many days
-    restart_s: float = 600.0  # from a lost trainer node to training again, without the steps that are done again
-    staleness_limit: int = 4  # the most that is searched: published runs learned as well up to 4, less well at 8
-    max_cp: int = 1  # context parallelism that is searched
-    compute_fraction: float = 0.40  # of peak, in the stated set of assumptions
-    bandwidth_fraction: float = 0.75  # of peak, in the stated set of assumptions
-    out: str = ""  # JSON file of the plan
-    figures: str = ""  # the figures, as .html or .png
-    show: list[str] = field(default_factory=list)  # sections of the report; none: all
+    prompt_tokens: float = number(1200.0, "Mean length of a prompt", above=0)
+    completion_tokens: float = number(
+        2500.0, "Mean length of a completion; the longest reach rollout.max_completion_tokens", above=0
+    )
+    length_sigma: float = number(
+        1.0, "Standard deviation of the logarithm of the length; at 1 the 99th percentile is ten medians", above=0
+    )
+    sandbox_s: float = number(8.0, "CPU seconds that the tests of one completion take", above=0)
+    sandbox_cores: int = number(1024, "CPU cores that run tests", at_least=1)
+    target_hours: float = number(48.0, "Time in which trainer.steps should be done", above=0)
+    gpu_memory_gb: float = number(80.0, "Memory of one GPU", above=0)
+    hbm_gb_s: float = number(3350.0, "Memory bandwidth of one GPU", above=0)
+    peak_tflops: float = number(989.0, "Peak of one GPU in dense bfloat16", above=0)
+    nvlink_gb_s: float = number(900.0, "NVLink bandwidth of one GPU, both directions together", above=0)
+    network_gb_s: float = number(50.0, "Network bandwidth of one GPU", above=0)
+    storage_gb_s: float = number(20.0, "Bandwidth of the shared storage for all nodes together", above=0)
+    node_mtbf_days: float = number(20.0, "Mean time between failures of one node", above=0)
+    restart_s: float = number(
+        600.0, "Time from a lost trainer node until training goes on, without the steps that are repeated", above=0
+    )
+    staleness_limit: int = number(
+        4, "Largest staleness that the search tries; published runs learned as well up to 4, and less well at 8", at_least=1
+    )
+    max_cp: int = number(1, "Largest context parallelism that the search tries", at_least=1)
+    compute_fraction: float = number(0.40, "Assumed fraction of peak FLOP/s (in the 'stated' estimate)", above=0, at_most=1)
+    bandwidth_fraction: float = number(
+        0.75, "Assumed fraction of peak memory bandwidth (in the 'stated' estimate)", above=0, at_most=1
+    )
+    out: str = text("", 'JSON file for the plan. "": none')
+    figures: str = text("", 'File for the figures, .html or .png. "": none')
+    show: list[str] = texts("Sections of the report that are shown; none: all")
 
 
 @dataclass(kw_only=True)
 class RunConfig:
-    name: str = "run"  # one path component; "": the experiment, date and time
-    output: str = "outputs"  # the run's folder is output/name
-    resume: str = ""  # a run's folder to go on with
-    dry_run: bool = False  # show placement, configuration and costs; start nothing
+    """The run itself."""
+
+    name: str = text("run", 'Name of the run\'s folder. "": experiment, date and time')
+    output: str = text("outputs", "The run's folder is output/name")
+    resume: str = text("", "Folder of a run that goes on from its last checkpoint")
+    dry_run: bool = flag(False, "Shows placement, configuration and costs, and starts nothing")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
@@ -214,4 +394,26 @@ class RunConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    user_code: dict[str, str] = field(default_factory=dict)  # written by the launcher: the digest of each module in use
+    user_code: dict[str, str] = field(
+        default_factory=dict, metadata={RULE: Rule(meaning="The digest of each module of user code; the launcher writes it")}
+    )
+
+
+def settings(group: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Every setting of a group: its key, its type and its field."""
+    types = get_type_hints(group)
+    for item in fields(group):
+        if RULE in item.metadata:
+            yield prefix + item.name, types[item.name], item
+        else:
+            yield from settings(types[item.name], f"{prefix}{item.name}.")
+
+
+RULES: Mapping[str, Rule] = {key: item.metadata[RULE] for key, _, item in settings()}
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node

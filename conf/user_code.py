@@ -23,11 +23,11 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.schema import USER_CODE, ConfigError, RunConfig
+from conf.schema import RULES, ConfigError, RunConfig, value_of
 
 FOLDER = "user_code"
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -49,14 +49,11 @@ def is_user_code(value: str) -> bool:
     return ":" in value
 
 
-def named(config: Any, prefix: str = "") -> Iterator[Named]:
+def named(config: RunConfig) -> Iterator[Named]:
     """The settings of a configuration that name user code."""
-    for item in fields(config):
-        value, key = getattr(config, item.name), prefix + item.name
-        if is_dataclass(value):
-            yield from named(value, f"{key}.")
-        elif (role := item.metadata.get(USER_CODE)) and is_user_code(value):
-            yield Named(setting=key, name=value, role=role)
+    for key, rule in RULES.items():
+        if rule.loaded_by and is_user_code(value := value_of(config, key)):
+            yield Named(setting=key, name=value, role=rule.loaded_by)
 
 
 def load(name: str, run_dir: Path, *, setting: str) -> Callable[..., Any]:

@@ -4,71 +4,10 @@
 """
 
 from math import ceil, isfinite, lcm
+from typing import Any
 
-from conf.schema import AlgoConfig, ClusterConfig, ConfigError, RunConfig
-from conf.user_code import named
-
-CHOICES = {
-    "model.dtype": ("float32", "bfloat16"),
-    "model.prepare": ("", "debug", "smollm2"),
-    "algo.advantage": ("grpo", "dr_grpo", "rloo"),
-    "algo.policy_loss": ("ppo", "gspo", "cispo"),
-    "algo.behaviour_level": ("token", "sequence", "geometric"),
-    "algo.kl_in": ("loss", "reward"),
-    "algo.behaviour_correction": ("none", "truncate", "mask"),
-    "algo.kl_estimator": ("k1", "k2", "k3"),
-    "algo.loss_normalisation": ("token", "sequence", "constant"),
-    "trainer.lr_schedule": ("constant", "cosine"),
-    "trainer.recompute": ("none", "selective", "full"),
-    "reward.credit": ("all", "fraction"),
-    "cluster.kind": ("local", "slurm"),
-    "cluster.device": ("auto", "cpu", "cuda"),
-    "cluster.container_runtime": ("pyxis", "apptainer"),
-}
-AT_LEAST_ONE = (
-    "algo.groups_per_step", "algo.minibatches", "algo.ess_patience_steps",
-    "rollout.max_completion_tokens", "rollout.segment_tokens", "rollout.engines",
-    "rollout.engine_tp", "rollout.concurrency", "trainer.steps", "trainer.tp", "trainer.pp", "trainer.dp",
-    "trainer.cp", "trainer.vpp",
-    "trainer.tokens_per_microbatch", "trainer.eval_completions", "trainer.checkpoints_kept", "trainer.push_bucket_bytes",
-    "reward.judges", "data.max_prompt_tokens", "cluster.nodes", "plan.sandbox_cores",
-    "plan.staleness_limit", "plan.max_cp",
-)  # fmt: skip
-AT_LEAST_ZERO = (
-    "rollout.max_staleness", "rollout.window", "rollout.max_total_tokens", "rollout.engine_restarts", "algo.kl_coef",
-    "algo.reference_refresh_steps",
-    "algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
-    "trainer.warmup_steps", "trainer.checkpoint_every", "trainer.eval_every",
-    "trainer.weight_decay", "reward.slots", "cluster.base_port", "cluster.gpus_per_node",
-    "cluster.worker_restarts", "cluster.trainer_restarts", "cluster.requeues", "trainer.min_lr_fraction",
-)  # fmt: skip
-POSITIVE = (
-    "rollout.temperature", "rollout.lease_s", "rollout.request_s", "rollout.engine_start_s", "trainer.lr", "trainer.clip_grad",
-    "trainer.push_s", "trainer.stall_s", "trainer.collective_s", "reward.cpu_limit_s", "reward.memory_limit_mb",
-    "cluster.heartbeat_s", "cluster.save_s",
-    "algo.behaviour_cap", "algo.advantage_eps", "trainer.adam_eps", "plan.prompt_tokens", "plan.completion_tokens",
-    "plan.length_sigma", "plan.sandbox_s", "plan.target_hours", "plan.gpu_memory_gb", "plan.hbm_gb_s", "plan.peak_tflops",
-    "plan.nvlink_gb_s", "plan.network_gb_s", "plan.storage_gb_s", "plan.node_mtbf_days", "plan.restart_s",
-    "plan.compute_fraction", "plan.bandwidth_fraction",
-)  # fmt: skip
-FINITE = (
-    *POSITIVE, "algo.kl_coef", "algo.dual_clip", "algo.behaviour_floor", "algo.entropy_coef", "algo.overlong_penalty",
-    "algo.clip_high", "trainer.weight_decay",
-)  # fmt: skip
-WITHIN = {  # at least, below
-    "trainer.adam_beta1": (0.0, 1.0),
-    "trainer.adam_beta2": (0.0, 1.0),
-    "trainer.min_lr_fraction": (0.0, 1.000001),
-    "algo.clip_low": (0.0, 1.000001),
-    "plan.compute_fraction": (0.0, 1.000001),
-    "plan.bandwidth_fraction": (0.0, 1.000001),
-    "algo.overlong_buffer_fraction": (0.0, 1.0),
-    "algo.ess_floor": (0.0, 1.0),
-    "algo.max_drops_per_step": (0, 2**31),
-    "trainer.seed": (0, 2**31),
-    "data.seed": (0, 2**31),
-    "cluster.base_port": (0, 65_000),
-}
+from conf.schema import RULES, AlgoConfig, ClusterConfig, ConfigError, Rule, RunConfig, value_of
+from conf.user_code import is_user_code
 
 
 def check(config: RunConfig) -> None:
@@ -83,28 +22,23 @@ def check(config: RunConfig) -> None:
 
 
 def check_each(config: RunConfig) -> None:
-    """The bounds of each setting by itself. Raises ConfigError."""
-    own = {one.setting for one in named(config)}
-    for key, allowed in CHOICES.items():
-        if (value := _get(config, key)) not in allowed and key not in own:
-            raise ConfigError(f"{key}={value!r}: choose one of {', '.join(repr(a) for a in allowed)}")
-    for keys, minimum in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
-        for key in keys:
-            if (value := _get(config, key)) < minimum:
-                raise ConfigError(f"{key}={value}: must be at least {minimum}")
-    for key in POSITIVE:
-        if (value := _get(config, key)) <= 0:
-            raise ConfigError(f"{key}={value}: must be above 0")
+    """Each setting by itself, by its rule in the schema. Raises ConfigError."""
+    for key, rule in RULES.items():
+        if refusal := _refusal(rule, value := value_of(config, key)):
+            raise ConfigError(f"{key}={value!r}: {refusal}")
     if config.name in ("", ".", "..") or "/" in config.name:
-        raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so it must be one path component")
+        raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so the name must be one path component")
     if not config.data.train:
         raise ConfigError("data.train is empty: name at least one JSONL file of problems")
-    for key in FINITE:
-        if not isfinite(value := _get(config, key)):
-            raise ConfigError(f"{key}={value}: must be a finite number")
-    for key, (low, high) in WITHIN.items():
-        if not low <= (value := _get(config, key)) < high:
-            raise ConfigError(f"{key}={value}: must be at least {low:g} and below {high:g}")
+
+
+def _refusal(rule: Rule, value: Any) -> str:
+    if rule.choices and value not in rule.choices and not (rule.loaded_by and is_user_code(value)):
+        own = ", or name a function of your own as module:function" if rule.loaded_by else ""
+        return f"choose one of {', '.join(map(repr, rule.choices))}{own}"
+    if isinstance(value, int | float) and not isinstance(value, bool) and not rule.takes(value):
+        return f"must be {rule.bounds}" if isfinite(value) else f"must be a finite number, {rule.bounds}"
+    return ""
 
 
 READ_BY_SLURM = ("setup", "container", "container_runtime", "container_mounts", "srun_args", "requeues", "heartbeat_s")
@@ -144,7 +78,7 @@ FIXED = (
 def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
     """Refuses to go on with a run under another contract. Raises ConfigError."""
     for key in FIXED:
-        if (before := _get(stored, key)) != (after := _get(resumed, key)):
+        if (before := value_of(stored, key)) != (after := value_of(resumed, key)):
             raise ConfigError(
                 f"{key}={after}: the run was begun with {before}, which its ledger holds to; start a new run for that"
             )
@@ -152,10 +86,6 @@ def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
 
 def _check_algorithm(config: RunConfig) -> None:
     algo, rollout = config.algo, config.rollout
-    if algo.completions_per_group < 2:
-        raise ConfigError(
-            f"algo.completions_per_group={algo.completions_per_group}: an advantage compares completions, take at least 2"
-        )
     completions = algo.groups_per_step * algo.completions_per_group
     if completions % algo.minibatches:
         raise ConfigError(
@@ -266,10 +196,3 @@ def _check_lengths(config: RunConfig) -> None:
             f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest "
             f"trajectory, data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
         )
-
-
-def _get(config: RunConfig, key: str):
-    node: object = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node

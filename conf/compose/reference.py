@@ -2,85 +2,63 @@
 
     python -m conf.compose.reference [FILE]        FILE is docs/settings.md; without it the page is printed
 
-A setting's meaning is the comment behind it in the schema, so there is one place to write it.
+A setting's meaning and the values that it takes stand in the schema alone.
 """
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import getdoc
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import omegaconf
 
-from conf import schema
-from conf.schema import RunConfig
+from conf.schema import RULE, Rule, RunConfig, settings
 
 FOLDER = Path(__file__).parents[1]
-# A field on one line, or with its default on the next one, where the formatter put it.
-FIELD = re.compile(r"^class (?P<owner>\w+)|^    (?P<name>\w+): [^#\n]*(?:\(\n +[^#\n]*)?# *(?P<comment>.*)$", re.MULTILINE)
 HEAD = """# Settings
 
-Made by `python -m conf.compose.reference docs/settings.md` from [schema.py](../conf/schema.py) and the YAML files: write there.
-Any key can be given on the command line, `python -m launch experiment=debug trainer.steps=5`, and a preset of a group by its
-name, `rollout=synchronous`; where both it and the experiment set a key, the launcher asks which is meant. What is composed is
-checked before anything starts ([check.py](../conf/compose/check.py)), and the result lies in each run's `config.yaml`.
+This page is made by `python -m conf.compose.reference docs/settings.md` from `conf/schema.py` and the YAML files in `conf/`.
+Change those, not this page.
 
-Units are in the names (`_s`, `_tokens`, `_bytes`) or in the meaning. Secrets are no settings: a run's own keys lie in its
-folder's `keys/`, those of others (Weights & Biases: `WANDB_API_KEY`) come through the environment, and a setting that holds the
-value of such a variable, or gives one to such a name, is refused ([secrets.py](../conf/compose/secrets.py)).
+Set any key on the command line, as in `python -m launch experiment=debug trainer.steps=5`. Choose a preset of a group by its
+name, as in `rollout=synchronous`. If a preset and the experiment both set a key, the launcher refuses to start and asks which
+value you want. All settings are checked before anything starts. The result is written to `config.yaml` in the run's folder,
+without `plan.*` and `model.shape.*`, which only the planner reads.
+
+Units are in the names (`_s`, `_tokens`, `_bytes`) or in the meaning. A secret must not be a setting, because settings are
+written down. The run's own keys are in its folder, in `keys/`. Keys of other services (Weights & Biases: `WANDB_API_KEY`) come
+from the environment. A setting that contains such a value is refused.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    key: str
-    type: str
-    default: str
-    meaning: str
-
-
 def page() -> str:
-    parts = [HEAD, "## Groups\n", *_table(("group", "member", "what"), _members())]
-    for section in ("", *(item.name for item in fields(RunConfig) if is_dataclass(get_type_hints(RunConfig)[item.name]))):
-        rows = [(f"`{s.key}`", s.type, s.default, s.meaning) for s in settings() if _section(s.key) == section]
-        parts += [f"\n## {section or 'The run'}\n", *_table(("key", "type", "default", "meaning"), rows)]
+    sections = {item.name: item.default_factory for item in fields(RunConfig) if is_dataclass(item.default_factory)}
+    parts = [HEAD, "## Presets\n", *_table(("group", "preset", "what it is"), _presets())]
+    for section, kind in {"": RunConfig, **sections}.items():
+        rows = [
+            (f"`{key}`", _type_name(hint), _default(item), _meaning(item.metadata[RULE]))
+            for key, hint, item in settings()
+            if _section(key) == section
+        ]
+        parts += [f"\n## {section or 'run'}\n", f"{getdoc(kind)}\n", *_table(("key", "type", "default", "meaning"), rows)]
     return "\n".join(parts) + "\n"
-
-
-def settings() -> list[Setting]:
-    return list(_settings(RunConfig, ""))
 
 
 def _section(key: str) -> str:
     return key.partition(".")[0] if "." in key else ""
 
 
-def _settings(kind: type, prefix: str) -> Iterator[Setting]:
-    hints, comments = get_type_hints(kind), _comments()
-    for item in fields(kind):
-        hint, key = hints[item.name], prefix + item.name
-        if is_dataclass(hint):
-            yield from _settings(hint, f"{key}.")  # type: ignore[arg-type]
-            continue
-        meaning = comments.get((kind.__name__, item.name), "")
-        yield Setting(key=key, type=_type_name(hint), default=_default(item), meaning=meaning)
-
-
-def _comments() -> dict[tuple[str, str], str]:
-    """(class, field) -> the comment behind the field."""
-    found, owner = {}, ""
-    for match in FIELD.finditer(Path(schema.__file__).read_text()):
-        if match["owner"]:
-            owner = match["owner"]
-        else:
-            found[owner, match["name"]] = match["comment"]
-    return found
+def _meaning(rule: Rule) -> str:
+    """The meaning and the values that are taken."""
+    choices = [f"""`{name or '""'}`: {meaning}""" for name, meaning in rule.choices.items()]
+    own = ["`module:function`: a function of your own"] if rule.loaded_by else []
+    return "<br>".join([rule.meaning + (f" ({rule.bounds})" if rule.bounds else ""), *choices, *own])
 
 
 def _type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and hint is not list and not hasattr(hint, "__args__") else str(hint)
+    return hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
 
 
 def _default(item: Field[Any]) -> str:
@@ -94,15 +72,15 @@ def _default(item: Field[Any]) -> str:
     return f"`{value}`"
 
 
-def _members() -> Iterator[tuple[str, str, str]]:
-    """A group is a folder, a member a file in it; what it is says its first comment."""
+def _presets() -> Iterator[tuple[str, str, str]]:
+    """Each YAML file in each folder of conf/, with the comment that it begins with."""
     for folder in sorted(path for path in FOLDER.iterdir() if path.is_dir() and list(path.glob("*.yaml"))):
         for file in sorted(folder.glob("*.yaml")):
             yield f"`{folder.name}`", f"`{file.stem}`", describe(file)
 
 
 def describe(file: Path) -> str:
-    """The comment that a YAML file opens with, in one line."""
+    """The comment at the beginning of a YAML file, in one line."""
     lines: list[str] = []
     for line in file.read_text().splitlines():
         if line.startswith("# @package"):

@@ -226,8 +226,6 @@ def read_model(config: RunConfig) -> Model:
         return model_from_hf(folder.name, _content(file))
     shape = config.model.shape
     dimensions = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")}
-    if shape.parameters < 0:
-        raise ConfigError(f"model.shape.parameters={shape.parameters}: at least 0, and 0 has them counted from the dimensions")
     if missing := [key for key, value in dimensions.items() if value < 1]:
         raise ConfigError(
             f"model.shape.{missing[0]}={dimensions[missing[0]]}: the planner needs the model's dimensions. Give model.path a "

@@ -1,12 +1,13 @@
 """What the schema refuses, and that each refusal names the setting."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from conf.compose.check import CHOICES, check, check_resumed
-from conf.schema import ConfigError, DataConfig, ModelConfig, RunConfig
+from conf.compose.check import check, check_each, check_resumed
+from conf.schema import RULES, ConfigError, DataConfig, ModelConfig, Rule, RunConfig
 
 
 def good() -> RunConfig:
@@ -32,7 +33,7 @@ def test_defaults_are_the_job_of_256_gpus_and_only_lack_tokens_for_the_longest_t
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, "nonsense") for key in CHOICES),
+        *((key, "nonsense") for key, rule in RULES.items() if rule.choices),
         ("trainer.tp", 0),
         ("rollout.engines", 0),
         ("cluster.nodes", 0),
@@ -66,6 +67,30 @@ def test_impossible_value_is_refused_by_name(key: str, value: object) -> None:
     config.trainer.tokens_per_microbatch = max(config.trainer.tokens_per_microbatch, 18_432)
     with pytest.raises(ConfigError, match=key):
         check(config)
+
+
+def wrong_numbers(rule: Rule) -> Iterator[float]:
+    yield from (math.nan, math.inf, -math.inf)
+    yield from (bound - 1 for bound in (rule.at_least, rule.above) if bound is not None)
+    yield from (bound + 1 for bound in (rule.at_most, rule.below) if bound is not None)
+    yield from (bound for bound in (rule.above, rule.below) if bound is not None)
+
+
+@pytest.mark.parametrize("key", [key for key, rule in RULES.items() if rule.bounds])
+def test_every_number_outside_its_bounds_is_refused_with_setting_value_and_bounds(key: str) -> None:
+    check_each(changed("rollout.engines", 1))
+    for value in wrong_numbers(RULES[key]):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(f'{key}={value}')}: must be .*{re.escape(RULES[key].bounds)}$"):
+            check_each(changed(key, value))
+
+
+@pytest.mark.parametrize("key", [key for key, rule in RULES.items() if rule.choices])
+def test_every_choice_takes_what_it_lists_and_refuses_the_rest_with_the_list(key: str) -> None:
+    for name in RULES[key].choices:
+        check_each(changed(key, name))
+    with pytest.raises(ConfigError, match=re.escape(f"{key}='nonsense': choose one of ")) as caught:
+        check_each(changed(key, "nonsense"))
+    assert all(repr(name) in str(caught.value) for name in RULES[key].choices)
 
 
 def window_too_large(config: RunConfig) -> None:

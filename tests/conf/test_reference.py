@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from conf import schema
-from conf.compose.check import CHOICES
-from conf.compose.reference import main, page, settings
+from conf.compose.reference import main, page
+from conf.schema import RULES, settings
 
 PROJECT = Path(__file__).parents[2]
 
@@ -15,25 +14,28 @@ def test_written_page_is_current() -> None:
 
 
 def test_every_setting_has_a_meaning() -> None:
-    assert [setting.key for setting in settings() if not setting.meaning] == []
+    assert [key for key, rule in RULES.items() if not rule.meaning] == []
 
 
-def test_every_member_of_a_group_says_what_it_is() -> None:
-    rows = [line.split("|") for line in page().partition("## The run")[0].splitlines() if line.startswith("| `")]
+def test_every_number_has_a_bound_and_every_text_has_choices_or_says_that_any_text_will_do() -> None:
+    wanted = {int: lambda rule: rule.bounds, float: lambda rule: rule.bounds, str: lambda rule: rule.choices or rule.any_text}
+    kinds = {key: kind for key, kind, _ in settings()}
+    assert [key for key, rule in RULES.items() if kinds[key] in wanted and not wanted[kinds[key]](rule)] == []
+    assert {kinds[key] for key, rule in RULES.items() if rule.bounds} == {int, float}
+    assert {kinds[key] for key, rule in RULES.items() if rule.choices} == {str}
+
+
+def test_every_preset_says_what_it_is() -> None:
+    rows = [line.split("|") for line in page().partition("## run")[0].splitlines() if line.startswith("| `")]
     assert len(rows) == len(list((PROJECT / "conf").glob("*/*.yaml")))
     assert [row for row in rows if not row[3].strip()] == []
 
 
-def test_every_choice_of_a_setting_stands_in_its_meaning() -> None:
-    meaning = {setting.key: setting.meaning for setting in settings()}
-    untold = [(key, choice) for key, allowed in CHOICES.items() for choice in allowed if choice not in meaning[key]]
+def test_every_choice_of_a_setting_has_a_meaning_on_the_page() -> None:
+    lines = {line.split("`")[1]: line for line in page().splitlines() if line.startswith("| `")}
+    untold = [(key, name) for key, rule in RULES.items() for name in rule.choices if f"""`{name or '""'}`: """ not in lines[key]]
     assert untold == []
-
-
-def test_meaning_is_found_where_the_formatter_put_the_default_on_a_line_of_its_own() -> None:
-    assert "policy_loss: str = (\n" in Path(schema.__file__).read_text()
-    meaning = {setting.key: setting.meaning for setting in settings()}
-    assert meaning["algo.policy_loss"].startswith("ppo: clips a ratio per token | gspo: ")
+    assert [key for key, rule in RULES.items() if not all(rule.choices.values())] == []
 
 
 def test_command_writes_the_file(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose.check import CHOICES
-from conf.schema import ConfigError, RunConfig
+from conf.schema import RULES, ConfigError, RunConfig
 from launch.doctor.problems import check_files
 from launch.processes.lock import LOCK_FILE
 from launch.processes.prepare import RECIPES, Made, PrepareError, prepare
@@ -93,6 +92,6 @@ def test_a_file_of_problems_that_nothing_makes_is_missed_before_anything_is_made
 
 
 def test_every_choice_of_model_prepare_has_a_recipe_and_nothing_is_made_for_none(tmp_path: Path) -> None:
-    assert set(RECIPES) == set(CHOICES["model.prepare"])
+    assert set(RECIPES) == set(RULES["model.prepare"].choices)
     prepare(RECIPES[""], pytest.fail, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
