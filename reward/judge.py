@@ -238,7 +238,7 @@ class Judge:
             except SandboxUnavailable:
                 raise
             except SandboxError as error:
-                log.warning("%s, completion %s: try %d: %s", work.prompt_id, work.position, attempt + 1, error)
+                log.warning("%s, completion %s: try %d: %s", printable(work.prompt_id), work.position, attempt + 1, error)
                 self.figures.add_lost_sandbox()
                 continue
             self.figures.add(verdict)

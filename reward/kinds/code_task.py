@@ -74,9 +74,9 @@ def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) 
         raise TaskError(f"task.{unknown[0]}: no such field in a {data['kind']!r} task: it has {', '.join(sorted(known))}")
     if not isinstance(data.get("tests"), list) or not data["tests"]:
         raise TaskError("task.tests: must be a list of at least one test: a problem without tests cannot be graded")
-    setup = data.get("setup", "")
-    if not isinstance(setup, str) or "\0" in setup:
-        raise TaskError("task.setup: must be a string of Python code")
+    setup = read_text(data.get("setup", ""), "task.setup")
+    if "\0" in setup:
+        raise TaskError("task.setup: must be Python code, but holds null bytes")
     if (credit := data.get("credit", defaults.credit)) not in CREDITS:
         raise TaskError(f"task.credit: {credit!r} is not known: use one of {', '.join(CREDITS)}")
     cpu_limit_s = read_positive(data.get("cpu_limit_s", defaults.cpu_limit_s), "cpu_limit_s")
@@ -91,6 +91,18 @@ def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) 
         "memory_limit_mb": memory_limit_mb,
         "credit": credit,
     }
+
+
+def read_text(value: object, where: str) -> str:
+    """A string that a program can read or print."""
+    if not isinstance(value, str):
+        raise TaskError(f"{where}: must be a string, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"half of a surrogate pair at position {error.start}"
+        raise TaskError(f"{where}: holds {half}, which is no character: mend the text") from None
+    return value
 
 
 def read_tolerance(data: Mapping[str, Any]) -> float | None:

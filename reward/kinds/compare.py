@@ -7,7 +7,7 @@ line, where two tokens that are both decimal numbers may differ by so much.
 import math
 import re
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 def same_output(got: str, expected: str, tolerance: float | None = None) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from reward.jail import codec
 from reward.jail.limits import Allowance, End, Ending, SandboxError
-from reward.kinds.code_task import CodeTask, read_object, read_shared, read_tolerance
+from reward.kinds.code_task import CodeTask, read_object, read_shared, read_text, read_tolerance
 from reward.kinds.compare import same_output
 from reward.kinds.extract import Extracted
-from reward.kinds.kind import Defaults, TaskError
+from reward.kinds.kind import Defaults
 from reward.kinds.usage import INFRASTRUCTURE_RETRIES, Usage, bad_end, json_object, retry_or_raise
 from reward.sandbox.job import Job
 from reward.sandbox.sandbox import Sandbox
@@ -47,7 +47,7 @@ class StdioTask(CodeTask):
     def _why_not(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> str:
         """Why the test does not pass, or nothing."""
         allowance = Allowance(cpu_s=min(self.test_cpu_limit_s, usage.left_s()))
-        job, end = self._run(test.input.encode("utf-8", "surrogatepass"), allowance, extracted, sandbox, usage)
+        job, end = self._run(test.input.encode(), allowance, extracted, sandbox, usage)
         if reason := bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
             return reason
         output = end.output.decode("utf-8", "replace")
@@ -79,10 +79,7 @@ def read_stdio_task(data: Mapping[str, Any], defaults: Defaults) -> StdioTask:
 
 def _read_test(test: object, where: str) -> StdioTest:
     fields = read_object(test, where, required=("input", "output"))
-    for name, value in fields.items():
-        if not isinstance(value, str):
-            raise TaskError(f"{where}.{name}: must be a string, got {type(value).__name__}")
-    return StdioTest(input=fields["input"], output=fields["output"])
+    return StdioTest(**{name: read_text(value, f"{where}.{name}") for name, value in fields.items()})
 
 
 def _reported_error(frame: bytes | None) -> str:

@@ -75,6 +75,10 @@ BAD_COMPLETIONS = (
     fenced("def f(x): return '\\ud800' * 1000\nprint('\\udcff')"),
     fenced("(" * 10_000),
     fenced("\udc80"),
+    fenced("raise ValueError('\\udc80 \\x1b[2J\\x07\\r \\u202e' * 1000)"),
+    fenced("def f(x): raise ValueError('\\udc80 \\x1b[2J\\x07\\r \\u202e')\nf(1)"),
+    fenced("def f(x): return '\\udc80 \\x1b[2J\\x07\\r \\u202e'\nprint('\\x1b[2J\\x07\\r \\u202e')"),
+    "```\x1b[2J\udc80\nls\n```",
     fenced("x = = 1"),
     fenced("\n".join(" " * i + "if 1:" for i in range(200))),
     fenced("# -*- coding: nonsense -*-"),
@@ -89,6 +93,7 @@ def test_a_bad_completion_is_a_verdict_with_a_reason(task: Task, completion: str
     result = grade(task, completion, sandbox=sandbox)
     assert result.reward == 0.0
     assert result.reason
+    assert result.reason.isprintable() and len(result.reason) <= 500
 
 
 def test_credit_is_the_share_of_passed_tests_where_asked(sandbox: Sandbox) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conf.schema import RewardConfig
+from reward.grade import grade, printable
 from reward.judge import Judge, JudgeError
-from rollout.ledger.records import Finish, GradingWork, Heard, Position, Verdict
+from reward.task import Task
+from rollout.ledger.records import Finish, GradingWork, Heard, Position, RecordError, Verdict
 from rollout.queue.client import QueueTimeout
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
@@ -176,6 +180,29 @@ def test_a_task_that_cannot_be_graded_is_refused_with_its_problem() -> None:
     assert "p7: task.tests: must be a list of at least one test" in queue.refused[7]
 
 
+@pytest.mark.parametrize("error", [RecursionError("too deep"), MemoryError(), KeyError("\ud83d\x1b[2J"), RecordError("NaN")])
+def test_a_fault_of_the_grader_costs_one_verdict_and_never_the_judge(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grade_or_fail(task: Task, completion: str, **more: Any) -> Verdict:
+        if completion == WRONG:
+            raise error
+        return grade(task, completion, **more)
+
+    monkeypatch.setattr("reward.judge.grade", grade_or_fail)
+    queue = Queue(*(work(group, WRONG if group in (2, 3) else RIGHT) for group in range(6)))
+    with Running(judge_for(queue)) as running:
+        wait_for(lambda: len(queue.told) == 6)
+    assert [queue.told[group].reward for group in range(6)] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    assert type(error).__name__ in queue.told[2].reason and queue.told[2].reason.isprintable()
+    assert running.judge.figures.counts()["grader failures"] == 2
+
+
+@given(st.text(st.characters()))
+def test_a_printable_text_can_be_sent_and_shown_and_says_what_it_said(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable() and shown.encode().decode() == shown
+    assert not text.isprintable() or shown == text
+
+
 def test_a_cancelled_completion_stops_running_and_is_not_reported() -> None:
     queue = Queue(work(0, SLEEPS), work(1, SLEEPS))
     with Running(judge_for(queue)) as running:
@@ -226,10 +253,10 @@ def test_a_queue_server_that_stays_away_ends_the_judge() -> None:
 @pytest.mark.parametrize("completion", [RIGHT, "    import time\n    time.sleep(0.5)\n" + RIGHT])
 def test_a_killed_zygote_costs_no_verdict(completion: str) -> None:
     queue = Queue(*(work(group, completion) for group in range(6)))
-    others = set(_children("jail.py"))  # of other tests
+    others = set(_children("zygote.py"))  # of other tests
     with Running(judge_for(queue)):
         wait_for(lambda: len(queue.told) >= 1)
-        for pid in set(_children("jail.py")) - others:
+        for pid in set(_children("zygote.py")) - others:
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: len(queue.told) == 6)
     assert {verdict.reward for verdict in queue.told.values()} == {1.0}

@@ -1,5 +1,7 @@
 """When printed output counts as the expected one."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,14 @@ def test_everything_else_matters(got: str, expected: str) -> None:
 )
 def test_a_tolerance_is_for_decimal_numbers(got: str, expected: str, equal: bool) -> None:
     assert same_output(got, expected, 1e-6) is equal
+
+
+@pytest.mark.parametrize("number", ["1", "1.", ".1", "1e1"])
+def test_the_time_of_a_comparison_grows_with_the_length_and_no_faster(number: str) -> None:
+    digits = number.replace("1", "1" * (1 << 20))
+    began_s = time.perf_counter()
+    assert not same_output(digits + "x", "1.5", 1e-6)
+    assert time.perf_counter() - began_s < 5.0  # a quadratic comparison takes an hour
 
 
 @given(st.text(), st.sampled_from([None, 1e-6]))
