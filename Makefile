@@ -3,6 +3,7 @@
 #   make run [resume=outputs/NAME] [args="trainer.steps=5 rollout.max_staleness=0"]
 #   make test       the fast tests          make test-all   every test (without=slurm: but those that need a Slurm)
 #   make lint       ruff and mypy           make install    the environment alone
+#   make docs       the documentation site, served on this machine; make docs-build builds it into site/
 #   make peers      .venv-peers, with the packages that benchmarks/peers_objectives.py compares with
 
 SHELL := /bin/bash
@@ -13,7 +14,7 @@ PIP_INSTALL := $(VENV)/bin/python -m pip install -q --disable-pip-version-check 
 INSTALLED := $(VENV)/installed-$(shell cat $(filter-out requirements/peers.txt,$(wildcard requirements/*.txt)) pyproject.toml | sha256sum | cut -c1-12)
 IS_3_11 := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))
 
-.PHONY: install run test test-all lint peers
+.PHONY: install run test test-all lint peers docs docs-build
 
 install: $(INSTALLED)
 
@@ -53,3 +54,10 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+# Material prints a notice about a successor of MkDocs; it is off, so that a warning is something to mend.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
+docs-build: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
