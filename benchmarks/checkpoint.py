@@ -95,14 +95,14 @@ def checkpoints(policy: Policy, folder: Path) -> dict[str, str]:
 
 
 def reference(policy: Policy) -> dict[str, str]:
-    kept = Reference(policy.chunks, policy.spec, policy.mesh)
+    kept = Reference(policy.chunks, policy.shape, policy.mesh)
     start_s = time.process_time()
     for _ in range(SAVES):
         with kept.in_place():
             pass
     swap_s = (time.process_time() - start_s) / (2 * SAVES)
     start_s = time.process_time()
-    fingerprint(policy.chunks, policy.spec, policy.mesh)
+    fingerprint(policy.chunks, policy.shape, policy.mesh)
     return {
         "reference": f"{kept.figures()['reference/host_bytes'] / 1e6:.0f} MB",
         "swap": f"{swap_s:.3f} s",

@@ -39,7 +39,7 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
     """On one rank: (parameters compared, of these different, largest difference), over both folders."""
     import torch
 
-    from conf.shapes import read_spec
+    from conf.shapes import read_shape
     from trainer import process_groups
     from trainer.megatron import hf_weights, model
 
@@ -47,10 +47,10 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
     from mbridge import AutoBridge
 
     mesh = process_groups.initialize(layout, seed=1, timeout_s=120)
-    spec = read_spec(source)
-    chunks = model.build(spec, mesh, dtype=torch.float32)
-    hf_weights.load(chunks, spec, mesh, source)
-    hf_weights.save(chunks, spec, mesh, written, source_folder=source)
+    shape = read_shape(source)
+    chunks = model.build(shape, mesh, dtype=torch.float32)
+    hf_weights.load(chunks, shape, mesh, source)
+    hf_weights.save(chunks, shape, mesh, written, source_folder=source)
     ours = [p.detach().clone() for chunk in chunks for p in chunk.parameters()]
     bridge = AutoBridge.from_pretrained(source, dtype=torch.float32)
     theirs_of = bridge._weight_name_mapping_mcore_to_hf

@@ -93,7 +93,7 @@ def rank(options: argparse.Namespace) -> None:
     first_step_s = time.time() - psutil.Process().create_time()
     minibatches = [
         [tensors(m, mesh) for m in minibatch.microbatches(mesh.dp_rank, cp=mesh.layout.cp, cp_rank=mesh.cp_rank)]
-        for minibatch in pack(made, config, policy.spec, mesh.layout, mesh.dp)
+        for minibatch in pack(made, config, policy.shape, mesh.layout, mesh.dp)
     ]
     systems: dict[str, Callable[[], Any]] = {
         "ours": ours,
@@ -208,7 +208,7 @@ def run(policy: Any, microbatches: list[tuple[Any, ...]], own_head: bool, *, for
             weight = model.output_weight(chunk)
             if own_head:
                 logprobs, _ = token_logprobs(
-                    model.chosen_rows(chunk, hidden, rows), weight, targets, temperature=1.0, vocab_size=policy.spec.vocab,
+                    model.chosen_rows(chunk, hidden, rows), weight, targets, temperature=1.0, vocab_size=policy.shape.vocabulary,
                     vocab_start=mesh.tp_rank * len(weight), group=mesh.tp_group,
                 )  # fmt: skip
                 summed = -logprobs.sum()

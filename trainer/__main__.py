@@ -167,7 +167,7 @@ class Trainer:
         self.wait_for_checkpoint()
         if self.config.trainer.save_hf:
             hf_weights.save(
-                self.policy.chunks, self.policy.spec, self.mesh, self.run_dir / "hf", source_folder=self.config.model.path
+                self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", source_folder=self.config.model.path
             )
         if self.queue is not None:
             status = self.queue.status()

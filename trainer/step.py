@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import RunConfig
-from conf.shapes import Layout, ModelSpec
+from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import Batch
 from trainer.learn.advantages import loss_weights
 from trainer.learn.balance import Capacity, CostModel
@@ -47,7 +47,7 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
     check_staleness(batch, config.rollout.max_staleness)
     with watch("time/pack_s"):
         mesh = policy.mesh
-        minibatches = pack(batch, config, policy.spec, mesh.layout, mesh.dp)
+        minibatches = pack(batch, config, policy.shape, mesh.layout, mesh.dp)
         mine = [m.microbatches(mesh.dp_rank, cp=mesh.layout.cp, cp_rank=mesh.cp_rank) for m in minibatches]
     everything = [microbatch for minibatch in mine for microbatch in minibatch]
 
@@ -84,7 +84,7 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
     )
 
 
-def pack(batch: Batch, config: RunConfig, spec: ModelSpec, layout: Layout, dp: int) -> list[Minibatch]:
+def pack(batch: Batch, config: RunConfig, shape: ModelShape, layout: Layout, dp: int) -> list[Minibatch]:
     """The minibatches of a step: the same on every rank, since nothing that it depends on differs between them."""
     trajectories = batch.trajectories
     sampled = np.array([t.completion_tokens for t in trajectories])
@@ -95,7 +95,7 @@ def pack(batch: Batch, config: RunConfig, spec: ModelSpec, layout: Layout, dp: i
             part,
             capacity=Capacity.of(layout, config.trainer.tokens_per_microbatch),
             dp=dp,
-            cost=CostModel.of(spec),
+            cost=CostModel.of(shape),
         )
         for part in deal(len(trajectories), config.algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
     ]

@@ -3,10 +3,11 @@
 `check(config)` refuses what cannot run, `check_resumed(stored, resumed)` what would break the contract of a run that goes on.
 """
 
-from math import ceil, isfinite, lcm
+from math import ceil, isfinite
 from typing import Any
 
 from conf.schema import RULES, AlgoConfig, ClusterConfig, ConfigError, Rule, RunConfig, value_of
+from conf.shapes import layout_of
 from conf.user_code import is_user_code
 
 
@@ -121,10 +122,7 @@ def _check_algorithm(config: RunConfig) -> None:
 
 def _check_layout(config: RunConfig) -> None:
     trainer = config.trainer
-    if trainer.sequence_parallel and trainer.tp == 1:
-        raise ConfigError("trainer.sequence_parallel=true needs trainer.tp above 1: it cuts what tensor parallelism leaves whole")
-    if trainer.vpp > 1 and trainer.pp == 1:
-        raise ConfigError(f"trainer.vpp={trainer.vpp} needs trainer.pp above 1: it interleaves the chunks of pipeline stages")
+    layout_of(trainer)
     if trainer.overlap_param_gather and not trainer.overlap_grad_reduce:
         raise ConfigError("trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both go by the same buckets")
 
@@ -183,7 +181,7 @@ def _check_deadlines(config: RunConfig) -> None:
 def _check_lengths(config: RunConfig) -> None:
     longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
     trainer = config.trainer
-    parts = trainer.cp * lcm(2 if trainer.cp > 1 else 1, trainer.tp if trainer.sequence_parallel else 1)
+    parts = layout_of(trainer).token_multiple
     needed = ceil(longest / parts) * parts
     if needed > trainer.tokens_per_microbatch:
         cut = f", {needed} when cut into the {parts} parts that tp, cp and sequence_parallel ask for" if parts > 1 else ""

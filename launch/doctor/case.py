@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import shape_of
 from launch.doctor.pins import pinned_packages
 from launch.placement import node_facts
 from launch.placement.placement import Process
-from launch.plan.inputs import read_model
 from launch.processes.prepare import PROJECT, RECIPES, makes
 from launch.slurm.job import in_batch_job
 from launch.slurm.step import Where, everywhere_command
@@ -81,8 +81,8 @@ class Case:
     def parameters(self) -> float:
         """Of the model; 0 when that is not known."""
         try:
-            return read_model(self.config).parameters
-        except (ConfigError, ValueError):
+            return shape_of(self.config.model).parameters
+        except ConfigError:
             return 0.0
 
     @cached_property

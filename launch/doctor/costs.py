@@ -3,9 +3,10 @@
 from dataclasses import fields
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import shape_of
 from launch.doctor.storage import needed_bytes
-from launch.plan.inputs import read_model
 from launch.plan.lines import count, gb
+from launch.plan.model_costs import weight_bytes
 from launch.plan.search import Plan
 from launch.plan.study import CALIBRATED, make_study
 from launch.plan.training import USABLE
@@ -15,7 +16,7 @@ def costs(config: RunConfig) -> str:
     """A line a subject. What cannot be estimated is said instead, with the reason."""
     lines: list[tuple[str, str]] = []
     try:
-        parameters = read_model(config).parameters
+        parameters = shape_of(config.model).parameters
         checkpoint, disk = needed_bytes(config, parameters)
         lines.append(("model", f"{count(parameters)} parameters"))
         kept = config.trainer.checkpoints_kept
@@ -37,10 +38,10 @@ def _of_plan(plan: Plan) -> list[tuple[str, str]]:
     memory, speed, fleet = plan.training.memory, plan.speed, plan.generation.fleet
     usable = USABLE * speed.cluster.gpu_bytes
     parts = ", ".join(f"{item.name} {gb(getattr(memory, item.name))}" for item in fields(memory))
-    weights = speed.model.weight_bytes / fleet.tp
+    weights = weight_bytes(speed.model) / fleet.tp
     running, tokens = plan.generation.running, plan.generation.kv_tokens
     return [
-        ("trainer GPU", f"{gb(memory.bytes)} of {gb(usable)} usable ({plan.training.layout}): {parts}"),
+        ("trainer GPU", f"{gb(memory.bytes)} of {gb(usable)} usable ({plan.training.setup}): {parts}"),
         ("engine GPU", f"weights {gb(weights)}; a KV cache of {tokens:,.0f} tokens an engine, {running:.0f} sequences at once"),
         ("step", f"{plan.step_s:.0f} s: training {plan.training.step_s:.0f} s, generation {plan.generation.step_s:.0f} s; "
                  f"limited by {plan.limit}"),

@@ -7,11 +7,11 @@ its length.
 import json
 import struct
 import subprocess
-from collections.abc import Iterator
-from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from conf.shapes import ModelError, ModelShape, layout_faults, layout_of, read_shape, tensor_parallel_faults
 from launch.doctor.case import Case
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
 
@@ -86,56 +86,31 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor["shape"]) for name, tensor in header.items()}
 
 
-@cache
-def read_shape(folder: Path) -> dict[str, Any]:
-    """The model's config.json; raises OSError, ValueError."""
-    shape: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    return shape
-
-
 def layout(case: Case) -> Finding:
-    """The trainer's and the engines' layouts cut the model evenly, and its positions reach."""
+    """The layouts of trainer and engines cut the model evenly, and the model has positions enough."""
     folder = Path(case.config.model.path)
     if not (folder / CONFIG).is_file():
         return skipped("the model's shape is not known")
     try:
-        shape = read_shape(folder)
-    except ValueError as error:
-        return failure(f"{folder / CONFIG} is broken: {error}", DOWNLOAD)
-    return judge_layout(case, shape)
+        return judge_layout(case, read_shape(folder))
+    except ModelError as error:
+        return failure(str(error), "give the folder of a supported model, or download it again")
 
 
-def judge_layout(case: Case, shape: dict[str, Any]) -> Finding:
-    """`shape` is the model's config.json."""
-    trainer, rollout, model = case.config.trainer, case.config.rollout, case.config.model.path
-    heads = shape.get("num_attention_heads", 0)
-    kv_heads = shape.get("num_key_value_heads") or heads
-
-    stages = "trainer.pp" if trainer.vpp == 1 else "trainer.pp x trainer.vpp"
-
-    def faults() -> Iterator[Finding]:
-        for key, degree, what, amount in (
-            ("trainer.tp", trainer.tp, "attention heads", heads),
-            ("trainer.tp", trainer.tp, "key-value heads", kv_heads),
-            ("trainer.tp", trainer.tp, "feed-forward columns", shape.get("intermediate_size", 0)),
-            (stages, trainer.pp * trainer.vpp, "layers", shape.get("num_hidden_layers", 0)),
-            ("rollout.engine_tp", rollout.engine_tp, "attention heads", heads),
-        ):
-            if amount % degree:
-                divisors = [str(d) for d in range(1, amount + 1) if not amount % d]
-                yield failure(
-                    f"{key}={degree} does not divide the {amount} {what} of {model}", f"choose of {', '.join(divisors)}"
-                )
-        longest = case.config.data.max_prompt_tokens + rollout.max_completion_tokens
-        positions = shape.get("max_position_embeddings")
-        if positions and longest > positions:
-            yield failure(
-                f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}, but {model} has only {positions} positions "
-                "(max_position_embeddings)",
+def judge_layout(case: Case, shape: ModelShape) -> Finding:
+    trainer, rollout = case.config.trainer, case.config.rollout
+    cut = chain(layout_faults(shape, layout_of(trainer)), tensor_parallel_faults(shape, "rollout.engine_tp", rollout.engine_tp))
+    faults = [failure(fault.said, fault.remedy) for fault in cut]
+    longest = case.config.data.max_prompt_tokens + rollout.max_completion_tokens
+    if longest > shape.max_positions:
+        faults.append(
+            failure(
+                f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}, but {shape.name} has only "
+                f"{shape.max_positions} positions (max_position_embeddings)",
                 "lower one of them",
             )
-
-    return worst(faults(), ok(f"TP{trainer.tp} PP{trainer.pp} DP{trainer.dp}, engines TP{rollout.engine_tp}"))
+        )
+    return worst(faults, ok(f"TP{trainer.tp} PP{trainer.pp} DP{trainer.dp}, engines TP{rollout.engine_tp}"))
 
 
 def trainer_accepts(case: Case) -> Finding:

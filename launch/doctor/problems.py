@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
-from launch.doctor.model_folder import CONFIG, read_shape
+from launch.doctor.model_folder import CONFIG
 from launch.processes.prepare import RECIPES, makes
 from reward.task import TaskError, parse_task
 from rollout.prompts.dataset import Problem, ProblemError, load_tokenizer, read_problem, render
@@ -145,11 +146,14 @@ def prompts(case: Case) -> Finding:
         rendered = [render(problem, tokenizer) for problem in problems[:MOST_RENDERED]]
     except ProblemError as error:
         return failure(str(error), "mend the tokenizer's files or the problem")
-    return judge_prompts(case, tokenizer, [len(prompt.tokens) for prompt in rendered])
+    try:
+        return judge_prompts(case, tokenizer, [len(prompt.tokens) for prompt in rendered])
+    except ModelError as error:
+        return failure(str(error), "give the folder of a supported model")
 
 
 def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding:
-    rows = read_shape(Path(case.config.model.path)).get("vocab_size", 0)
+    rows = read_shape(case.config.model.path).vocabulary
     if len(tokenizer) > rows:
         return failure(
             f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows", "take the tokenizer of this model"

@@ -6,6 +6,7 @@ from pathlib import Path
 from conf.schema import ConfigError
 from launch.plan.answer import answer
 from launch.plan.lines import gb
+from launch.plan.model_costs import kv_bytes_per_token, weight_bytes
 from launch.plan.search import Search
 from launch.plan.study import Study, longest_by_concurrency
 from launch.plan.training import USABLE
@@ -43,11 +44,11 @@ def _split(name: str, search: Search, study: Study) -> Drawing:
     best = search.best
     near = [p for p in search.splits if p.step_s <= 4 * best.step_s]
     series = {
-        "training": [(p.training.layout.gpus, p.training.step_s) for p in near],
-        "generation": [(p.training.layout.gpus, p.generation.step_s) for p in near],
-        "step": [(p.training.layout.gpus, p.step_s) for p in near],  # last, so that it lies on what limits it
+        "training": [(p.training.setup.gpus, p.training.step_s) for p in near],
+        "generation": [(p.training.setup.gpus, p.generation.step_s) for p in near],
+        "step": [(p.training.setup.gpus, p.step_s) for p in near],  # last, so that it lies on what limits it
     }
-    note = f"seconds; best: {best.step_s:.1f} with {best.training.layout.gpus} GPUs that train"
+    note = f"seconds; best: {best.step_s:.1f} with {best.training.setup.gpus} GPUs that train"
     x = Axis(name=f"GPUs that train; the rest of {study.cluster.gpus} generate")
     return chart(f"Step time against split, {name}", x, series, note=note, width=WIDTH, height=HEIGHT)
 
@@ -63,14 +64,15 @@ def _latency(name: str, search: Search, study: Study) -> Drawing:
 
 
 def _memory(name: str, search: Search, study: Study) -> Drawing:
-    best, token_bytes = search.best, study.model.kv_bytes_per_token
+    best = search.best
     parts = ("weights", "gradients", "optimizer", "activations", "logits")
     tp = best.generation.fleet.tp
+    token_bytes = kv_bytes_per_token(study.model, tp)
     cache = best.generation.kv_tokens * token_bytes / tp
     used = best.generation.running * study.workload.context_tokens * token_bytes / tp
-    engine = {"weights": study.model.weight_bytes / tp, "KV cache in use": used, "KV cache free": max(0.0, cache - used)}
+    engine = {"weights": weight_bytes(study.model) / tp, "KV cache in use": used, "KV cache free": max(0.0, cache - used)}
     stacks = {
-        f"trainer, {best.training.layout}": {part: getattr(best.training.memory, part) for part in parts},
+        f"trainer, {best.training.setup}": {part: getattr(best.training.memory, part) for part in parts},
         f"engine, TP{tp}": engine,
     }
     return bars(f"Memory of a GPU, {name}", stacks, study.cluster.gpu_bytes, USABLE)

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from conf.schema import ConfigError
+from conf.shapes import tensor_parallel_faults
 from launch.plan.inputs import SLICES, Workload
 from launch.plan.lines import Line, count
+from launch.plan.model_costs import weight_bytes
 from launch.plan.speed import Speed
-from launch.plan.training import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,18 +26,18 @@ class Fleet:
 
 
 def engine_tps(speed: Speed) -> list[int]:
-    """Tensor-parallel sizes that the model's heads and a node allow."""
-    model, per_node = speed.model, speed.cluster.gpus_per_node
-    return [t for t in range(1, per_node + 1) if not per_node % t and not model.heads % t and not model.kv_heads % t]
+    """Tensor-parallel sizes that cut the model evenly and fill a node."""
+    return [tp for tp in speed.model.tensor_parallel_sizes if not speed.cluster.gpus_per_node % tp]
 
 
-def check_heads(fleet: Fleet, speed: Speed) -> None:
-    """Raises ConfigError with the nearest TP that divides what it must."""
-    model, possible = speed.model, engine_tps(speed)
-    if fleet.tp not in possible:
+def check_engine(fleet: Fleet, speed: Speed) -> None:
+    """Raises ConfigError for a TP that cuts the model unevenly or does not fill a node."""
+    for fault in tensor_parallel_faults(speed.model, "rollout.engine_tp", fleet.tp):
+        raise ConfigError(str(fault))
+    if speed.cluster.gpus_per_node % fleet.tp:
         raise ConfigError(
-            f"rollout.engine_tp={fleet.tp} must divide the {model.heads} query and {model.kv_heads} key-value heads and the "
-            f"{speed.cluster.gpus_per_node} GPUs of a node; {nearest(fleet.tp, possible)} does"
+            f"rollout.engine_tp={fleet.tp} does not divide the {speed.cluster.gpus_per_node} GPUs of a node; choose one of "
+            f"{', '.join(map(str, engine_tps(speed)))}"
         )
 
 
@@ -47,7 +48,7 @@ def check_memory(fleet: Fleet, workload: Workload, speed: Speed) -> None:
         wanted = f"the smallest that does is rollout.engine_tp={holding[0]}" if holding else "no engine within a node does"
         raise ConfigError(
             f"rollout.engine_tp={fleet.tp}: {fleet.tp * speed.cluster.gpu_bytes / 1e9:.0f} GB cannot hold the weights "
-            f"({speed.model.weight_bytes / 1e9:.0f} GB) and one completion of {workload.longest_tokens:.0f} tokens; {wanted}"
+            f"({weight_bytes(speed.model) / 1e9:.0f} GB) and one completion of {workload.longest_tokens:.0f} tokens; {wanted}"
         )
 
 

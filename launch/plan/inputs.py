@@ -1,57 +1,15 @@
 """What the planner is told: a model, a cluster, a workload. Records and their making from a run's configuration."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import erf, exp, log, sqrt
-from pathlib import Path
-from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import ModelShape, shape_of
 
-WEIGHT_BYTES = 2  # bf16, of the trainer's and the engines' weights
 DAY_S = 86_400.0
 SLICES = 256
 WIDEST_SIGMA = 5.0
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what `config.json` calls their number
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """A dense decoder. `parameters` may be the round figure that people plan with."""
-
-    name: str
-    parameters: float
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocabulary: int
-    tied: bool = False
-
-    @property
-    def weight_bytes(self) -> float:
-        return WEIGHT_BYTES * self.parameters
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of every layer."""
-        return 2 * self.kv_heads * self.head_dim * self.layers * WEIGHT_BYTES
-
-    @property
-    def attention_flops_per_pair(self) -> float:
-        """Of one query on one key, forward, all layers: scores and their sum over values, 2 operations each."""
-        return 4.0 * self.heads * self.head_dim * self.layers
-
-    @property
-    def shape_parameters(self) -> int:
-        """Counted from the dimensions: attention, gated MLP, embeddings; norms are left out."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * (attention + 3 * self.hidden * self.ffn) + embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +150,7 @@ def _normal(x: float) -> float:
     return 0.5 * (1.0 + erf(x / sqrt(2.0)))
 
 
-def read_inputs(config: RunConfig) -> tuple[Model, Cluster, Workload]:
+def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, Workload]:
     """Raises ConfigError for what cannot be planned."""
     plan, algo = config.plan, config.algo
     cluster = Cluster(
@@ -215,55 +173,4 @@ def read_inputs(config: RunConfig) -> tuple[Model, Cluster, Workload]:
         segment_tokens=config.rollout.segment_tokens, sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores,
         target_hours=plan.target_hours,
     )  # fmt: skip
-    return read_model(config), cluster, workload
-
-
-def read_model(config: RunConfig) -> Model:
-    """From the model's folder if it is there, else from `model.shape`."""
-    folder = Path(config.model.path)
-    file = folder / "config.json"
-    if file.is_file():
-        return model_from_hf(folder.name, _content(file))
-    shape = config.model.shape
-    dimensions = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary")}
-    if missing := [key for key, value in dimensions.items() if value < 1]:
-        raise ConfigError(
-            f"model.shape.{missing[0]}={dimensions[missing[0]]}: the planner needs the model's dimensions. Give model.path a "
-            "Hugging Face folder that exists, or every field of model.shape (see conf/model/kestrel_32b.yaml)"
-        )
-    model = Model(name=folder.name, parameters=shape.parameters, tied=shape.tied, **dimensions)
-    return model if shape.parameters > 0 else replace(model, parameters=float(model.shape_parameters))
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        hf = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    if not isinstance(hf, dict):
-        raise ConfigError(f"{file} holds no model's configuration: give model.path a Hugging Face folder")
-    return hf
-
-
-def model_from_hf(name: str, hf: Mapping[str, Any]) -> Model:
-    """From the content of a Hugging Face `config.json` of a dense decoder. Raises ConfigError."""
-    if experts := next((hf[key] for key in EXPERTS if hf.get(key)), 0):
-        raise ConfigError(
-            f"{name}/config.json is of a mixture of {experts} experts: trainer and planner know dense decoders alone"
-        )
-
-    def count(key: str, otherwise: int = 0) -> int:
-        value = hf.get(key)
-        if value is None and not otherwise:
-            raise ConfigError(f"{name}/config.json lacks {key!r}: the planner knows dense decoders like Llama and Qwen")
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}/config.json: {key} is {value!r}, and must be a whole number of at least 1")
-        return otherwise if value is None else value
-
-    heads, hidden = count("num_attention_heads"), count("hidden_size")
-    model = Model(
-        name=name, parameters=0.0, layers=count("num_hidden_layers"), hidden=hidden, heads=heads,
-        kv_heads=count("num_key_value_heads", heads), head_dim=count("head_dim", max(1, hidden // heads)),
-        ffn=count("intermediate_size"), vocabulary=count("vocab_size"), tied=bool(hf.get("tie_word_embeddings", False)),
-    )  # fmt: skip
-    return replace(model, parameters=float(model.shape_parameters))
+    return shape_of(config.model), cluster, workload

@@ -20,11 +20,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError
+from conf.shapes import Layout, ModelShape, layout_faults, shape_of
 from launch.placement import node_facts
 from launch.placement.gpus import visible_gpus
-from launch.plan.inputs import WEIGHT_BYTES, Model, read_model
 from launch.plan.lines import count, gb
-from launch.plan.training import USABLE, Layout, training_memory
+from launch.plan.model_costs import weight_bytes
+from launch.plan.training import USABLE, TrainerSetup, training_memory
 
 ENGINE_WEIGHTS = 0.6  # of a GPU at most; the rest is for the KV cache
 
@@ -56,7 +57,7 @@ class NodeLayout:
         ]  # fmt: skip
 
 
-def fit(gpus: int, gpu_bytes: float, model: Model, tokens_per_microbatch: int) -> NodeLayout:
+def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: int) -> NodeLayout:
     """Raises ConfigError when the model does not fit, or when there are fewer than two GPUs."""
     if gpus < 2:
         raise ConfigError(f"{gpus} GPU: NCCL takes one rank a GPU, so trainer and engines need two, or cluster=cpu")
@@ -67,8 +68,8 @@ def fit(gpus: int, gpu_bytes: float, model: Model, tokens_per_microbatch: int) -
             engine_tp = _engine_tp(gpus - share, gpu_bytes, model)
             if trainer and engine_tp:
                 return NodeLayout(
-                    tp=trainer.tp, pp=trainer.pp, dp=trainer.dp, engines=(gpus - share) // engine_tp, engine_tp=engine_tp,
-                    recompute=recompute,
+                    tp=trainer.layout.tp, pp=trainer.layout.pp, dp=trainer.dp, recompute=recompute,
+                    engines=(gpus - share) // engine_tp, engine_tp=engine_tp,
                 )  # fmt: skip
     raise ConfigError(
         f"{count(model.parameters)} parameters do not fit on {gpus} GPUs of {gb(gpu_bytes)} with "
@@ -76,26 +77,20 @@ def fit(gpus: int, gpu_bytes: float, model: Model, tokens_per_microbatch: int) -
     )
 
 
-def _trainer(gpus: int, gpu_bytes: float, model: Model, tokens: int, *, recompute: bool) -> Layout | None:
+def _trainer(gpus: int, gpu_bytes: float, model: ModelShape, tokens: int, *, recompute: bool) -> TrainerSetup | None:
     """The least cut that fits on exactly so many GPUs, by tensors before by layers."""
     for ranks, pp, tp in sorted((t * p, p, t) for t in _divisors(gpus) for p in _divisors(gpus // t)):
-        layout = Layout(
-            tp=tp, pp=pp, cp=1, dp=gpus // ranks, tokens_per_microbatch=tokens, recompute=recompute, sequence_parallel=False
-        )
-        cut = _cuts_heads(model, tp) and not model.layers % pp and not model.ffn % tp
-        if cut and training_memory(model, layout).bytes <= USABLE * gpu_bytes:
-            return layout
+        layout = Layout(tp=tp, pp=pp)
+        setup = TrainerSetup(layout=layout, dp=gpus // ranks, tokens_per_microbatch=tokens, recompute=recompute)
+        if not any(layout_faults(model, layout)) and training_memory(model, setup).bytes <= USABLE * gpu_bytes:
+            return setup
     return None
 
 
-def _engine_tp(gpus: int, gpu_bytes: float, model: Model) -> int | None:
+def _engine_tp(gpus: int, gpu_bytes: float, model: ModelShape) -> int | None:
     """The fewest GPUs that hold an engine, of those that share out all."""
-    room = ENGINE_WEIGHTS * gpu_bytes / (WEIGHT_BYTES * model.parameters)
-    return next((tp for tp in _divisors(gpus) if _cuts_heads(model, tp) and tp * room >= 1), None)
-
-
-def _cuts_heads(model: Model, tp: int) -> bool:
-    return not model.heads % tp and not model.kv_heads % tp
+    room = ENGINE_WEIGHTS * gpu_bytes / weight_bytes(model)
+    return next((tp for tp in _divisors(gpus) if tp in model.tensor_parallel_sizes and tp * room >= 1), None)
 
 
 def _divisors(number: int) -> list[int]:
@@ -118,7 +113,7 @@ def main(words: list[str]) -> int:
     try:
         config = to_run_config(composed(["name=one_node", "experiment=debug", *one_job(words)]))
         gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
-        layout = fit(len(found), gpu_bytes, read_model(config), config.trainer.tokens_per_microbatch)
+        layout = fit(len(found), gpu_bytes, shape_of(config.model), config.trainer.tokens_per_microbatch)
     except ConfigError as error:
         print(f"one_node: {error}", file=sys.stderr)
         return ASKED_WRONGLY

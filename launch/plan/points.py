@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import ConfigError
-from launch.plan.inputs import Cluster, model_from_hf
+from conf.shapes import ModelShape
+from launch.plan.inputs import Cluster
 from launch.plan.speed import Constants, Speed
 
 CHUNK_TOKENS = 8192  # SGLang's chunked prefill on an 80 GB GPU
@@ -20,12 +21,9 @@ H100 = Cluster(
     nodes=1, gpus_per_node=8, gpu_bytes=80e9, hbm_bytes_s=3.35e12, flops=989e12, nvlink_bytes_s=900e9,
     network_bytes_s=50e9, storage_bytes_s=20e9, node_mtbf_s=20 * 86400.0, restart_s=600.0,
 )  # fmt: skip
-QWEN3_32B = model_from_hf(
-    "Qwen3-32B",
-    {
-        "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
-        "intermediate_size": 25600, "vocab_size": 151936,
-    },
+QWEN3_32B = ModelShape(
+    name="Qwen3-32B", architecture="Qwen3ForCausalLM", layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600,
+    vocabulary=151936,
 )  # fmt: skip
 MODELS = {"Qwen3-32B-bf16": QWEN3_32B}
 GPUS = {"H100-SXM-80GB": H100}

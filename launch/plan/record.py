@@ -11,7 +11,7 @@ from launch.plan.study import Study
 def study_record(study: Study) -> dict[str, Any]:
     fewest = {name: search.fewest() for name, search in study.searches.items()}
     return {
-        "model": asdict(study.model),
+        "model": {**asdict(study.model), "parameters": study.model.parameters},
         "cluster": asdict(study.cluster),
         "workload": {
             **asdict(study.workload),
@@ -32,7 +32,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     return {
         "gpus": plan.speed.cluster.gpus,
         "trainer_nodes": plan.trainer_nodes,
-        "layout": asdict(training.layout),
+        "trainer": asdict(training.setup),
         "fleet": asdict(generation.fleet),
         "max_staleness": plan.max_staleness,
         "step_s": plan.step_s,

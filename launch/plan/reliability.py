@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
 from launch.plan.speed import Speed
-from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, Layout, stage_parameters
+from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, TrainerSetup, stage_parameters
 
 ONE_BUCKET = 5 / 3  # of what a save gathers, where gradients have one bucket (docs/trainer.md, "Checkpoints")
 FLAT = 0.001  # intervals whose cost is within so much of a run of the best one are as good
@@ -32,23 +32,23 @@ def host_bytes(parameters: float, *, one_bucket: bool = False, reference_bytes: 
     return (OPTIMIZER_BYTES * (ONE_BUCKET if one_bucket else 1.0) + reference_bytes) * parameters
 
 
-def gathered_bytes(speed: Speed, layout: Layout) -> float:
+def gathered_bytes(speed: Speed, setup: TrainerSetup) -> float:
     """That each rank holds in the end: master weights and moments of its share of the model, of all data-parallel ranks."""
-    return host_bytes(stage_parameters(speed.model, layout))
+    return host_bytes(stage_parameters(speed.model, setup))
 
 
-def save_stall_s(speed: Speed, layout: Layout) -> float:
+def save_stall_s(speed: Speed, setup: TrainerSetup) -> float:
     """The gathering over the network, and the copy over PCIe. The bf16 weights are copied by one rank of each share: left out."""
-    shards = layout.dp * layout.cp
+    shards = setup.dp * setup.layout.cp
     network = speed.cluster.network_bytes_s * speed.constants.network_fraction
-    return gathered_bytes(speed, layout) * ((shards - 1) / shards / network + 1 / PCIE_BYTES_S)
+    return gathered_bytes(speed, setup) * ((shards - 1) / shards / network + 1 / PCIE_BYTES_S)
 
 
-def reliability(speed: Speed, layout: Layout, *, steps: int, step_s: float) -> Reliability:
+def reliability(speed: Speed, setup: TrainerSetup, *, steps: int, step_s: float) -> Reliability:
     cluster = speed.cluster
     state = STATE_BYTES * speed.model.parameters
-    write_s, stall_s = state / cluster.storage_bytes_s, save_stall_s(speed, layout)
-    trainer_nodes = ceil(layout.gpus / cluster.gpus_per_node)
+    write_s, stall_s = state / cluster.storage_bytes_s, save_stall_s(speed, setup)
+    trainer_nodes = ceil(setup.gpus / cluster.gpus_per_node)
     trainer_mtbf_s = cluster.node_mtbf_s / trainer_nodes
     shortest = max(1, ceil(write_s / step_s))  # one checkpoint is written before the next begins
 

@@ -10,11 +10,12 @@ from launch.plan.calibrate import DATA, stored, stored_errors
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
 from launch.plan.lines import Line, count, gb, several, total
+from launch.plan.model_costs import WEIGHT_BYTES, kv_bytes_per_token, weight_bytes
 from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
 from launch.plan.search import Plan, Search
 from launch.plan.study import STATED, Study, longest_by_concurrency
 from launch.plan.table import table
-from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, WEIGHT_BYTES, stage_parameters
+from launch.plan.training import OPTIMIZER_BYTES, PCIE_BYTES_S, STATE_BYTES, USABLE, stage_parameters
 from launch.plan.training_points import published
 
 FIELD = DATA / "field.csv"
@@ -41,9 +42,10 @@ def inputs(study: Study) -> str:
     model, cluster, work, lengths = study.model, study.cluster, study.workload, study.workload.lengths
     naive = work.prompt_tokens + lengths.mean_tokens / 2
     rows = [
-        ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(model.weight_bytes)} in bf16; {model.layers} layers"),
+        ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(weight_bytes(model))} in bf16; "
+                  f"{model.layers} layers"),
         ("KV cache", f"2 x {model.kv_heads} heads x {model.head_dim} x {model.layers} layers x 2 bytes = "
-                     f"{model.kv_bytes_per_token / 1024:.0f} KiB a token"),
+                     f"{kv_bytes_per_token(model) / 1024:.0f} KiB a token"),
         ("cluster", f"{several(cluster.nodes, 'node')} x {cluster.gpus_per_node} GPUs = {cluster.gpus}: "
                     f"{cluster.gpu_bytes / 1e9:.0f} GB, {cluster.hbm_bytes_s / 1e12:.2f} TB/s, "
                     f"{cluster.flops / 1e12:.0f} TFLOP/s each"),
@@ -111,11 +113,17 @@ def _lines(study: Study, lines: Callable[[Plan], Sequence[Line]], gpus: Callable
 
 
 def training(study: Study) -> str:
-    return _lines(study, lambda p: p.training.lines, lambda p: p.training.layout.gpus)
+    return _lines(study, lambda p: p.training.lines, lambda p: p.training.setup.gpus)
 
 
 def generation(study: Study) -> str:
     return _lines(study, lambda p: p.generation.lines, lambda p: p.generation.fleet.gpus)
+
+
+def _cache_bytes(study: Study, plan: Plan) -> float:
+    """The KV cache of one GPU of an engine."""
+    tp = plan.generation.fleet.tp
+    return plan.generation.kv_tokens * kv_bytes_per_token(study.model, tp) / tp
 
 
 def memory(study: Study) -> str:
@@ -126,8 +134,8 @@ def memory(study: Study) -> str:
     rows.append(("trainer: in all", *(gb(p.training.memory.bytes) for p in plans.values())))
     rows.append((f"usable, {USABLE:.0%}", *(gb(USABLE * study.cluster.gpu_bytes) for _ in plans)))
     for name, value in (
-        ("engine: weights", lambda p: gb(study.model.weight_bytes / p.generation.fleet.tp)),
-        ("engine: KV cache", lambda p: gb(p.generation.kv_tokens * study.model.kv_bytes_per_token / p.generation.fleet.tp)),
+        ("engine: weights", lambda p: gb(weight_bytes(study.model) / p.generation.fleet.tp)),
+        ("engine: KV cache", lambda p: gb(_cache_bytes(study, p))),
         ("engine: tokens", lambda p: f"{p.generation.kv_tokens:,.0f}"),
         ("engine: sequences", lambda p: str(sequences_that_fit(study.workload, p.speed, p.generation.fleet.tp))),
         ("of which used", lambda p: f"{p.generation.running:.0f}"),
@@ -170,7 +178,7 @@ def splits(study: Study) -> str:
     parts = []
     for name, search in study.searches.items():
         reach = 4 * search.trainer_gpus.step
-        near = [p for p in search.splits if abs(p.training.layout.gpus - search.best.training.layout.gpus) <= reach]
+        near = [p for p in search.splits if abs(p.training.setup.gpus - search.best.training.setup.gpus) <= reach]
         parts.append(_plans(name, near, search.best))
     return "\n\n".join(parts)
 
@@ -179,7 +187,7 @@ def _plans(name: str, plans: Sequence[Plan], best: Plan) -> str:
     rows = []
     for plan in plans:
         rows.append((
-            plan.split, str(plan.training.layout), str(plan.generation.fleet),
+            plan.split, str(plan.training.setup), str(plan.generation.fleet),
             str(plan.max_staleness), f"{plan.training.step_s:.1f}", f"{plan.generation.step_s:.1f}",
             f"{plan.step_s:.1f}", "best" if plan == best else f"{plan.step_s / best.step_s - 1:+.1%}: {plan.limit}",
         ))  # fmt: skip
@@ -192,9 +200,9 @@ def runners_up(study: Study) -> str:
     for name, search in study.searches.items():
         best = search.best
         rows = []
-        for cost in search.trainers(best.training.layout.gpus)[1:5]:
+        for cost in search.trainers(best.training.setup.gpus)[1:5]:
             worse = _what_grew(best.training.lines, cost.lines)
-            rows.append((f"trainer {cost.layout}", f"{cost.step_s:.1f}", f"{cost.step_s / best.training.step_s - 1:+.1%}", worse))
+            rows.append((f"trainer {cost.setup}", f"{cost.step_s:.1f}", f"{cost.step_s / best.training.step_s - 1:+.1%}", worse))
         rows += [_other_engines(study, search, tp) for tp in engine_tps(search.speed) if tp != best.generation.fleet.tp]
         parts.append(table((name, "s", "slower", "why"), rows))
     return "\n\n".join(parts)
@@ -239,9 +247,9 @@ def checkpoints(study: Study) -> str:
 
     def of_a_node(plan: Plan) -> float:
         """Of the host's memory."""
-        layout = plan.training.layout
-        of_a_rank = host_bytes(stage_parameters(study.model, layout), one_bucket=one_bucket, reference_bytes=reference)
-        return min(layout.gpus, study.cluster.gpus_per_node) * of_a_rank
+        setup = plan.training.setup
+        of_a_rank = host_bytes(stage_parameters(study.model, setup), one_bucket=one_bucket, reference_bytes=reference)
+        return min(setup.gpus, study.cluster.gpus_per_node) * of_a_rank
 
     def row(name: str, value: Callable[[Plan], str]) -> tuple[str, ...]:
         return (name, *(value(plan) for plan in study.best.values()))
@@ -249,7 +257,7 @@ def checkpoints(study: Study) -> str:
     rows = [
         row("state", lambda p: gb(p.reliability.state_bytes)),
         row("to storage", lambda p: f"{p.reliability.write_s:.1f} s"),
-        row("a rank gathers", lambda p: gb(gathered_bytes(p.speed, p.training.layout))),
+        row("a rank gathers", lambda p: gb(gathered_bytes(p.speed, p.training.setup))),
         row("trainer stalls", lambda p: f"{p.reliability.stall_s:.1f} s"),
         row("host memory, a trainer node", lambda p: gb(of_a_node(p))),
         row("a node of the job fails every", lambda p: f"{p.reliability.job_mtbf_s / 3600:.1f} h"),

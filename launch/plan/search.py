@@ -10,11 +10,13 @@ from functools import cache, cached_property
 from math import ceil
 
 from conf.schema import ConfigError
+from conf.shapes import Layout
 from launch.plan.generation import Fleet, GenerationCost, drained_s, engine_tps, running_sequences
 from launch.plan.inputs import Cluster, Workload
+from launch.plan.model_costs import weight_bytes
 from launch.plan.reliability import Reliability, reliability
 from launch.plan.speed import Speed
-from launch.plan.training import USABLE, Layout, TrainingCost, push_s, training_cost, training_memory
+from launch.plan.training import USABLE, TrainerSetup, TrainingCost, push_s, training_cost, training_memory
 
 CONCURRENCIES = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 DEEPEST_PIPELINE, CONTEXTS = 16, (1, 2, 4, 8)
@@ -70,7 +72,7 @@ class Plan:
     @property
     def split(self) -> str:
         """Trainer and fleet, in nodes, or in GPUs of the only node."""
-        cluster, gpus = self.speed.cluster, self.training.layout.gpus
+        cluster, gpus = self.speed.cluster, self.training.setup.gpus
         return (
             f"{self.trainer_nodes} + {cluster.nodes - self.trainer_nodes}"
             if cluster.nodes > 1
@@ -79,11 +81,11 @@ class Plan:
 
     @property
     def trainer_nodes(self) -> int:
-        return -(-self.training.layout.gpus // self.speed.cluster.gpus_per_node)
+        return -(-self.training.setup.gpus // self.speed.cluster.gpus_per_node)
 
     @cached_property
     def reliability(self) -> Reliability:
-        return reliability(self.speed, self.training.layout, steps=self.workload.steps, step_s=self.step_s)
+        return reliability(self.speed, self.training.setup, steps=self.workload.steps, step_s=self.step_s)
 
     @property
     def hours(self) -> float:
@@ -91,35 +93,36 @@ class Plan:
         return self.reliability.run_s / 3600
 
     def __str__(self) -> str:
-        return f"{self.training.layout} | {self.generation.fleet} | S={self.max_staleness}"
+        return f"{self.training.setup} | {self.generation.fleet} | S={self.max_staleness}"
 
 
 def make_plan(workload: Workload, speed: Speed, training: TrainingCost, fleet: Fleet, max_staleness: int) -> Plan:
     running = running_sequences(workload, speed, fleet, max_staleness)
-    push = push_s(speed, training.layout)
+    push = push_s(speed, training.setup)
     generation = GenerationCost(workload=workload, speed=speed, fleet=fleet, push_s=push, running=running)
     return Plan(workload=workload, speed=speed, training=training, generation=generation, max_staleness=max_staleness)
 
 
-def layouts(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[Layout]:
+def setups(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[TrainerSetup]:
     """All that divide the model and the GPUs, with recomputation where nothing else fits; that may not fit either."""
     for tp in engine_tps(speed):
         for pp in (p for p in range(1, DEEPEST_PIPELINE + 1) if not speed.model.layers % p):
             for cp in (c for c in CONTEXTS if c <= max_cp and not gpus % (tp * pp * c)):
                 dp = gpus // (tp * pp * cp)
-                layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp, tokens_per_microbatch=tokens_per_microbatch)
-                yield layout if fits(layout, speed) else replace(layout, recompute=True)
+                layout = Layout(tp=tp, pp=pp, cp=cp, sequence_parallel=tp > 1)
+                setup = TrainerSetup(layout=layout, dp=dp, tokens_per_microbatch=tokens_per_microbatch)
+                yield setup if fits(setup, speed) else replace(setup, recompute=True)
 
 
-def fits(layout: Layout, speed: Speed) -> bool:
-    return training_memory(speed.model, layout).bytes <= USABLE * speed.cluster.gpu_bytes
+def fits(setup: TrainerSetup, speed: Speed) -> bool:
+    return training_memory(speed.model, setup).bytes <= USABLE * speed.cluster.gpu_bytes
 
 
 @cache
 def _trainers(workload: Workload, speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> tuple[TrainingCost, ...]:
-    tried = layouts(speed, gpus, tokens_per_microbatch, max_cp)
-    costs = [training_cost(workload, speed, layout) for layout in tried if fits(layout, speed)]
-    return tuple(sorted(costs, key=lambda cost: (cost.step_s, cost.layout.recompute, cost.layout.tp)))
+    tried = setups(speed, gpus, tokens_per_microbatch, max_cp)
+    costs = [training_cost(workload, speed, setup) for setup in tried if fits(setup, speed)]
+    return tuple(sorted(costs, key=lambda cost: (cost.step_s, cost.setup.recompute, cost.setup.layout.tp)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +215,7 @@ class Search:
 
     def _why_nothing_fits(self) -> str:
         cluster, model = self.cluster, self.speed.model
-        size = f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights)"
+        size = f"{model.name} ({weight_bytes(model) / 1e9:.0f} GB of weights)"
         if self.fleets(cluster.gpus_per_node):
             for nodes in range(1, MOST_NODES):
                 if self.trainers(nodes * cluster.gpus_per_node):

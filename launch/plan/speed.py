@@ -8,7 +8,9 @@ exchange between tensor-parallel ranks, which `stated` sets to zero.
 from dataclasses import dataclass
 from functools import cached_property
 
-from launch.plan.inputs import Cluster, Model
+from conf.shapes import ModelShape
+from launch.plan.inputs import Cluster
+from launch.plan.model_costs import attention_flops_per_pair, kv_bytes_per_token, weight_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Constants:
 class Speed:
     """The constants at work on a model and a cluster."""
 
-    model: Model
+    model: ModelShape
     cluster: Cluster
     constants: Constants
 
@@ -43,8 +45,8 @@ class Speed:
     def decoded_bytes(self) -> float:
         """Weights that a decode step reads."""
         model = self.model
-        skipped = 2 * model.vocabulary * model.hidden if self.constants.skips_embedding and not model.tied else 0
-        return model.weight_bytes - skipped
+        skipped = 2 * model.embedding_parameters if self.constants.skips_embedding and not model.tied else 0
+        return weight_bytes(model) - skipped
 
     def decode_step_s(self, tp: int, sequences: float, context_tokens: float) -> float:
         """One token for each of the running sequences, whose mean context is given."""
@@ -57,14 +59,14 @@ class Speed:
         if c.decode_compute_fraction:
             flops = 2 * self.model.parameters * sequences
             weights_s = max(weights_s, flops / (tp * self.cluster.flops * c.decode_compute_fraction))
-        cache_s = sequences * context_tokens * self.model.kv_bytes_per_token / (hbm * c.kv_fraction)
+        cache_s = sequences * context_tokens * kv_bytes_per_token(self.model, tp) / (hbm * c.kv_fraction)
         return weights_s, cache_s, c.decode_step_s + c.sequence_s * sequences
 
     def prefill_s(self, tp: int, tokens: float, context_tokens: float = 0.0) -> float:
         """A prompt of `tokens`, or so many on top of a context that is there already."""
         c, model = self.constants, self.model
         pairs = tokens * (context_tokens + tokens / 2)
-        flops = 2 * model.parameters * tokens + model.attention_flops_per_pair * pairs
+        flops = 2 * model.parameters * tokens + attention_flops_per_pair(model) * pairs
         return flops / (tp * self.cluster.flops * c.prefill_fraction) + tokens * self.exchange_s_a_token(tp)
 
     def exchange_s_a_token(self, tp: int) -> float:
@@ -77,8 +79,8 @@ class Speed:
 
     def kv_tokens(self, tp: int) -> float:
         """Tokens that an engine's cache holds; not above 0 when the weights alone do not fit."""
-        room = tp * self.cluster.gpu_bytes * self.constants.engine_memory_fraction - self.model.weight_bytes
-        return room / self.model.kv_bytes_per_token
+        room = tp * self.cluster.gpu_bytes * self.constants.engine_memory_fraction - weight_bytes(self.model)
+        return room / kv_bytes_per_token(self.model, tp)
 
 
 def stated(compute_fraction: float = 0.40, bandwidth_fraction: float = 0.75) -> Constants:

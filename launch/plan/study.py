@@ -6,12 +6,13 @@ from functools import cached_property
 from math import isfinite
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import ModelShape, check_layout, layout_of
 from launch.plan.calibrate import stored
-from launch.plan.generation import Fleet, check_heads, check_memory, engine_tps, sequences_that_fit
-from launch.plan.inputs import Cluster, Model, Workload, read_inputs
+from launch.plan.generation import Fleet, check_engine, check_memory, engine_tps, sequences_that_fit
+from launch.plan.inputs import Cluster, Workload, read_inputs
 from launch.plan.search import Plan, Search, fits, make_plan
 from launch.plan.speed import Constants, Speed, stated
-from launch.plan.training import USABLE, Layout, check_layout, training_cost, training_memory
+from launch.plan.training import USABLE, TrainerSetup, check_node, training_cost, training_memory
 
 STATED, CALIBRATED = "stated", "calibrated"
 
@@ -19,7 +20,7 @@ STATED, CALIBRATED = "stated", "calibrated"
 @dataclass(frozen=True, kw_only=True)
 class Study:
     config: RunConfig
-    model: Model
+    model: ModelShape
     cluster: Cluster
     workload: Workload
     searches: dict[str, Search]  # by set of assumptions
@@ -57,12 +58,11 @@ class Study:
         return [change for change in WHAT_IFS if change.nodes_lost < self.cluster.nodes]
 
     @property
-    def configured_layout(self) -> Layout:
+    def configured_setup(self) -> TrainerSetup:
         t = self.config.trainer
-        return Layout(
-            tp=t.tp, pp=t.pp, cp=t.cp, dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch, recompute=t.recompute == "full",
-            sequence_parallel=t.sequence_parallel,
-        )  # fmt: skip
+        return TrainerSetup(
+            layout=layout_of(t), dp=t.dp, tokens_per_microbatch=t.tokens_per_microbatch, recompute=t.recompute == "full"
+        )
 
     @property
     def configured_fleet(self) -> Fleet:
@@ -70,40 +70,44 @@ class Study:
         return Fleet(engines=r.engines, tp=r.engine_tp, concurrency=r.concurrency)
 
     def _configured(self, search: Search) -> Plan:
-        layout, fleet = self.configured_layout, self.configured_fleet
+        setup, fleet = self.configured_setup, self.configured_fleet
         check_memory(fleet, self.workload, search.speed)
-        if layout.gpus + fleet.gpus > self.cluster.gpus:
-            raise ConfigError(self._too_many(layout, fleet))
+        if setup.gpus + fleet.gpus > self.cluster.gpus:
+            raise ConfigError(self._too_many(setup, fleet))
         self.check_trainer(search)
-        cost = training_cost(self.workload, search.speed, layout)
+        cost = training_cost(self.workload, search.speed, setup)
         return make_plan(self.workload, search.speed, cost, fleet, self.config.rollout.max_staleness)
 
-    def _too_many(self, layout: Layout, fleet: Fleet) -> str:
-        gpus, replica = self.cluster.gpus, layout.gpus // layout.dp
-        dp = min((gpus - fleet.tp) // replica, max(1, round(layout.dp * gpus / (layout.gpus + fleet.gpus))))
+    def _too_many(self, setup: TrainerSetup, fleet: Fleet) -> str:
+        gpus, replica = self.cluster.gpus, setup.gpus // setup.dp
+        dp = min((gpus - fleet.tp) // replica, max(1, round(setup.dp * gpus / (setup.gpus + fleet.gpus))))
         engines = (gpus - dp * replica) // fleet.tp
         near = f"trainer.dp={dp} rollout.engines={engines} fit" if dp > 0 else "a smaller layout is needed: see the best plan"
         return (
-            f"trainer.tp x pp x dp = {layout.gpus} and rollout.engines x engine_tp = {fleet.gpus} need "
-            f"{layout.gpus + fleet.gpus} GPUs; the cluster has {gpus}: {near}"
+            f"trainer.tp x pp x dp = {setup.gpus} and rollout.engines x engine_tp = {fleet.gpus} need "
+            f"{setup.gpus + fleet.gpus} GPUs; the cluster has {gpus}: {near}"
         )
 
     def check_trainer(self, search: Search) -> None:
         """Raises ConfigError when a GPU cannot hold the trainer as it is configured, with what it could."""
-        layout = self.configured_layout
-        if fits(layout, search.speed):
+        setup = self.configured_setup
+        layout = setup.layout
+        if fits(setup, search.speed):
             return
-        needed, usable = training_memory(self.model, layout).bytes, USABLE * self.cluster.gpu_bytes
-        sequence = {"trainer.sequence_parallel=true": replace(layout, sequence_parallel=True)} if layout.tp > 1 else {}
-        again = {"trainer.recompute=full": replace(layout, recompute=True)}
-        both = {"trainer.sequence_parallel=true trainer.recompute=full": replace(layout, sequence_parallel=True, recompute=True)}
-        what = next((f"{key} does" for key, tried in (sequence | again | both).items() if fits(tried, search.speed)), "")
+        needed, usable = training_memory(self.model, setup).bytes, USABLE * self.cluster.gpu_bytes
+        sharded = replace(setup, layout=replace(layout, sequence_parallel=layout.tp > 1))
+        savings = {
+            "trainer.sequence_parallel=true": sharded,
+            "trainer.recompute=full": replace(setup, recompute=True),
+            "trainer.sequence_parallel=true trainer.recompute=full": replace(sharded, recompute=True),
+        }
+        what = next((f"{key} does" for key, tried in savings.items() if fits(tried, search.speed)), "")
         if not what:
-            fitting = next((n for n in search.trainer_gpus if n >= layout.gpus and search.trainers(n)), None)
-            found = search.trainers(fitting)[0].layout if fitting else None
+            fitting = next((n for n in search.trainer_gpus if n >= setup.gpus and search.trainers(n)), None)
+            found = search.trainers(fitting)[0].setup if fitting else None
             what = f"{found}, on {found.gpus} GPUs, does" if found else "no layout on this cluster does"
         raise ConfigError(
-            f"trainer.tp={layout.tp} pp={layout.pp} dp={layout.dp} needs {needed / 1e9:.0f} GB of a GPU, and "
+            f"trainer.tp={layout.tp} pp={layout.pp} dp={setup.dp} needs {needed / 1e9:.0f} GB of a GPU, and "
             f"{usable / 1e9:.0f} GB are usable; {what}"
         )
 
@@ -114,7 +118,7 @@ def make_study(config: RunConfig) -> Study:
     return study_of(config, model, cluster, workload)
 
 
-def study_of(config: RunConfig, model: Model, cluster: Cluster, workload: Workload) -> Study:
+def study_of(config: RunConfig, model: ModelShape, cluster: Cluster, workload: Workload) -> Study:
     plan = config.plan
     sets = {STATED: stated(plan.compute_fraction, plan.bandwidth_fraction), CALIBRATED: stored().constants}
     searches = {
@@ -125,8 +129,10 @@ def study_of(config: RunConfig, model: Model, cluster: Cluster, workload: Worklo
         for name, constants in sets.items()
     }  # fmt: skip
     study = Study(config=config, model=model, cluster=cluster, workload=workload, searches=searches)
-    check_layout(study.configured_layout, model, cluster)
-    check_heads(study.configured_fleet, searches[STATED].speed)
+    layout = study.configured_setup.layout
+    check_layout(model, layout)
+    check_node(layout, model, cluster)
+    check_engine(study.configured_fleet, searches[STATED].speed)
     return study
 
 
@@ -167,8 +173,8 @@ class WhatIf:
         """The plan that was made before, in the changed world; on fewer nodes, the fleet is what is left."""
         speed = replace(plan.speed, cluster=self._cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
         workload, fleet = self.workload(plan.workload), plan.generation.fleet
-        training = training_cost(workload, speed, plan.training.layout)
-        left = (speed.cluster.gpus - training.layout.gpus) // fleet.tp
+        training = training_cost(workload, speed, plan.training.setup)
+        left = (speed.cluster.gpus - training.setup.gpus) // fleet.tp
         return make_plan(workload, speed, training, replace(fleet, engines=max(1, min(fleet.engines, left))), plan.max_staleness)
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from conf.schema import ConfigError
-from launch.plan.inputs import WEIGHT_BYTES, Cluster, Model, Workload
+from conf.shapes import Layout, ModelShape
+from launch.plan.inputs import Cluster, Workload
 from launch.plan.lines import Line, count, gb, total
+from launch.plan.model_costs import WEIGHT_BYTES, attention_flops_per_pair, kv_bytes_per_token, weight_bytes
 from launch.plan.speed import Speed
 
 GRADIENT_BYTES = 4  # fp32, accumulated over microbatches, not sharded
@@ -28,44 +30,32 @@ OURS = Packing(padding=0.001, imbalance=0.004)  # the most that `python benchmar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    tp: int
-    pp: int
-    cp: int
+class TrainerSetup:
+    """How the trainer is spread over its GPUs, and how it fills their memory."""
+
+    layout: Layout
     dp: int
     tokens_per_microbatch: int
     recompute: bool = False  # activations are computed again in the backward pass
-    sequence_parallel: bool = True  # norms and residuals are cut over TP too; with one rank there is nothing to cut
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.cp * self.dp
+        return self.layout.ranks_per_replica * self.dp
 
     def __str__(self) -> str:
-        cp = f" CP{self.cp}" if self.cp > 1 else ""
-        return f"TP{self.tp} PP{self.pp}{cp} DP{self.dp}{' recompute' if self.recompute else ''}"
+        layout = self.layout
+        cp = f" CP{layout.cp}" if layout.cp > 1 else ""
+        return f"TP{layout.tp} PP{layout.pp}{cp} DP{self.dp}{' recompute' if self.recompute else ''}"
 
 
-def check_layout(layout: Layout, model: Model, cluster: Cluster) -> None:
-    """Raises ConfigError with the nearest thing that works."""
-    if model.heads % layout.tp or model.kv_heads % layout.tp:
-        near = nearest(layout.tp, [t for t in range(1, model.kv_heads + 1) if not model.heads % t and not model.kv_heads % t])
-        raise ConfigError(
-            f"trainer.tp={layout.tp} does not divide the {model.heads} query and {model.kv_heads} key-value heads; {near} does"
-        )
-    if model.layers % layout.pp:
-        near = nearest(layout.pp, [p for p in range(1, model.layers + 1) if not model.layers % p])
-        raise ConfigError(f"trainer.pp={layout.pp} does not divide the {model.layers} layers; {near} does")
+def check_node(layout: Layout, model: ModelShape, cluster: Cluster) -> None:
+    """Raises ConfigError where tensor parallelism would reach beyond a node."""
     if layout.tp > cluster.gpus_per_node:
-        fits = max(t for t in range(1, cluster.gpus_per_node + 1) if not model.heads % t and not model.kv_heads % t)
+        fits = max(tp for tp in model.tensor_parallel_sizes if tp <= cluster.gpus_per_node)
         raise ConfigError(
             f"trainer.tp={layout.tp} reaches beyond a node of {cluster.gpus_per_node} GPUs (cluster.gpus_per_node); "
             f"trainer.tp={fits} is the largest that does not"
         )
-
-
-def nearest(value: int, candidates: list[int]) -> int:
-    return min(candidates, key=lambda c: (abs(c - value), c))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,36 +73,39 @@ class TrainingMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits
 
 
-def stage_parameters(model: Model, layout: Layout) -> float:
+def stage_parameters(model: ModelShape, setup: TrainerSetup) -> float:
     """Of one GPU: its share of the layers and, on the first and last stage, of an embedding."""
-    embedding = model.vocabulary * model.hidden
+    layout = setup.layout
+    embedding = model.embedding_parameters
     layers = model.parameters - embedding * (1 if model.tied else 2)
     own = embedding * (2 if layout.pp == 1 and not model.tied else 1)
     return (layers / layout.pp + own) / layout.tp
 
 
-def activation_bytes_per_token(model: Model, layout: Layout) -> float:
+def activation_bytes_per_token(model: ModelShape, setup: TrainerSetup) -> float:
     """Of one layer. Kept for the backward pass: inputs of both norms and of both projections that follow them, queries, keys,
     values, attention's output, gate, up and their product. With recomputation only the layer's input."""
+    layout = setup.layout
     along_the_sequence, along_the_width = model.hidden, 0  # what sequence parallelism cuts, and what tensor parallelism does
-    if not layout.recompute:
+    if not setup.recompute:
         along_the_sequence = 4 * model.hidden
-        along_the_width = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim + 3 * model.ffn
+        along_the_width = 2 * model.q_width + 2 * max(model.kv_heads, layout.tp) * model.head_dim + 3 * model.ffn
     return WEIGHT_BYTES * (along_the_sequence / (layout.tp if layout.sequence_parallel else 1) + along_the_width / layout.tp)
 
 
-def training_memory(model: Model, layout: Layout) -> TrainingMemory:
-    parameters = stage_parameters(model, layout)
-    tokens = layout.tokens_per_microbatch / layout.cp
+def training_memory(model: ModelShape, setup: TrainerSetup) -> TrainingMemory:
+    layout = setup.layout
+    parameters = stage_parameters(model, setup)
+    tokens = setup.tokens_per_microbatch / layout.cp
     in_flight = layout.pp * (model.layers // layout.pp)  # 1F1B: the first stage holds as many microbatches as there are stages
-    activations = tokens * in_flight * activation_bytes_per_token(model, layout)
-    if layout.recompute:  # one layer at a time is whole
-        whole = replace(layout, recompute=False)
+    activations = tokens * in_flight * activation_bytes_per_token(model, setup)
+    if setup.recompute:  # one layer at a time is whole
+        whole = replace(setup, recompute=False)
         activations += tokens * activation_bytes_per_token(model, whole)
     return TrainingMemory(
         weights=WEIGHT_BYTES * parameters,
         gradients=GRADIENT_BYTES * parameters,
-        optimizer=OPTIMIZER_BYTES * parameters / (layout.dp * layout.cp),
+        optimizer=OPTIMIZER_BYTES * parameters / (setup.dp * layout.cp),
         activations=activations,
         logits=LOGITS_BYTES * tokens * model.vocabulary / layout.tp,
     )
@@ -120,7 +113,7 @@ def training_memory(model: Model, layout: Layout) -> TrainingMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCost:
-    layout: Layout
+    setup: TrainerSetup
     lines: tuple[Line, ...]
     memory: TrainingMemory
 
@@ -130,13 +123,13 @@ class TrainingCost:
 
     @property
     def step_s(self) -> float:
-        return self.gpu_s / self.layout.gpus
+        return self.gpu_s / self.setup.gpus
 
 
-def push_s(speed: Speed, layout: Layout) -> float:
+def push_s(speed: Speed, setup: TrainerSetup) -> float:
     """Each pipeline stage broadcasts its part from one GPU's NIC."""
-    stages = layout.pp * speed.cluster.network_bytes_s * speed.constants.network_fraction
-    return speed.model.weight_bytes / (speed.constants.push_bytes_s or stages)
+    stages = setup.layout.pp * speed.cluster.network_bytes_s * speed.constants.network_fraction
+    return weight_bytes(speed.model) / (speed.constants.push_bytes_s or stages)
 
 
 def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple[list[Line], float]:
@@ -147,7 +140,7 @@ def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple
     forward_s = 2 * model.parameters * tokens / rate
     passes = 3 + recompute + 1 + workload.reference
     pairs = workload.completions * workload.mean_square_length / 2
-    attention = model.attention_flops_per_pair * pairs
+    attention = attention_flops_per_pair(model) * pairs
     lines = [
         Line(name="forward, backward", gpu_s=3 * forward_s, why=f"6 x {n} x {t} tokens at {rate / 1e12:.0f} TFLOP/s"),
         Line(name="old log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens"),
@@ -160,25 +153,26 @@ def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple
     return lines, attention
 
 
-def training_cost(workload: Workload, speed: Speed, layout: Layout, packing: Packing = OURS) -> TrainingCost:
-    lines, attention = compute_lines(workload, speed, recompute=layout.recompute)
-    lines += _waiting_lines(workload, speed, layout, attention, packing)
-    lines += _moving_lines(workload, speed, layout)
-    return TrainingCost(layout=layout, lines=tuple(lines), memory=training_memory(speed.model, layout))
+def training_cost(workload: Workload, speed: Speed, setup: TrainerSetup, packing: Packing = OURS) -> TrainingCost:
+    lines, attention = compute_lines(workload, speed, recompute=setup.recompute)
+    lines += _waiting_lines(workload, speed, setup, attention, packing)
+    lines += _moving_lines(workload, speed, setup)
+    return TrainingCost(setup=setup, lines=tuple(lines), memory=training_memory(speed.model, setup))
 
 
-def _waiting_lines(workload: Workload, speed: Speed, layout: Layout, attention: float, packing: Packing) -> list[Line]:
+def _waiting_lines(workload: Workload, speed: Speed, setup: TrainerSetup, attention: float, packing: Packing) -> list[Line]:
     """Padding, and ranks and stages that wait for one another."""
+    layout = setup.layout
     model, rate = speed.model, speed.cluster.flops * speed.constants.train_fraction
     forward_s = (2 * model.parameters * workload.trained_tokens + attention) / rate
-    train_s = (3 + layout.recompute) * forward_s
+    train_s = (3 + setup.recompute) * forward_s
     logprob_s = (1 + workload.reference) * forward_s
-    packed = workload.trained_tokens * (1 + packing.padding) / (layout.dp * layout.tokens_per_microbatch)
+    packed = workload.trained_tokens * (1 + packing.padding) / (setup.dp * setup.tokens_per_microbatch)
     microbatches, of_batch = ceil(packed / workload.minibatches), ceil(packed)
     waste_s = (packing.padding + packing.imbalance) * (train_s + logprob_s)
     bubble_s = train_s * (layout.pp - 1) / microbatches + logprob_s * (layout.pp - 1) / of_batch
-    layers = model.parameters - model.vocabulary * model.hidden * (1 if model.tied else 2)
-    output = model.vocabulary * model.hidden
+    layers = model.parameters - model.embedding_parameters * (1 if model.tied else 2)
+    output = model.embedding_parameters
     uneven = (layers / layout.pp + output) / ((layers + output) / layout.pp) - 1
     return [
         Line(
@@ -196,11 +190,12 @@ def _waiting_lines(workload: Workload, speed: Speed, layout: Layout, attention: 
     ]  # fmt: skip
 
 
-def _moving_lines(workload: Workload, speed: Speed, layout: Layout) -> list[Line]:
+def _moving_lines(workload: Workload, speed: Speed, setup: TrainerSetup) -> list[Line]:
+    layout = setup.layout
     model, cluster = speed.model, speed.cluster
     network = cluster.network_bytes_s * speed.constants.network_fraction
-    parameters, gpus, shards = stage_parameters(model, layout), layout.gpus, layout.dp * layout.cp
-    passes = 2 + layout.recompute + 1 + workload.reference
+    parameters, gpus, shards = stage_parameters(model, setup), setup.gpus, setup.dp * layout.cp
+    passes = 2 + setup.recompute + 1 + workload.reference
     exchange_s = workload.trained_tokens * passes * speed.exchange_s_a_token(layout.tp) * layout.tp
     reduced = (GRADIENT_BYTES + WEIGHT_BYTES) * parameters * (shards - 1) / shards
     optimizer = (2 * OPTIMIZER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES) * parameters / shards
@@ -224,13 +219,13 @@ def _moving_lines(workload: Workload, speed: Speed, layout: Layout) -> list[Line
     if layout.cp > 1:
         within = layout.tp * layout.cp <= cluster.gpus_per_node
         link = cluster.nvlink_bytes_s / 2 * speed.constants.network_fraction if within else network
-        ring_s = workload.trained_tokens * (passes + 1) * model.kv_bytes_per_token * (layout.cp - 1) / link
+        ring_s = workload.trained_tokens * (passes + 1) * kv_bytes_per_token(model, layout.tp) * (layout.cp - 1) / link
         where = "within a node" if within else "across nodes"
         lines.append(Line(name="CP exchange", gpu_s=ring_s, why=f"keys and values round a ring of {layout.cp} {where}"))
     if workload.reference:
         swap_s = 2 * WEIGHT_BYTES * parameters / PCIE_BYTES_S
         lines.append(Line(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} a GPU, in and out"))
-    seconds = push_s(speed, layout)
-    why = f"{gb(model.weight_bytes)} in {seconds:.2f} s; the trainer waits"
+    seconds = push_s(speed, setup)
+    why = f"{gb(weight_bytes(model))} in {seconds:.2f} s; the trainer waits"
     lines.append(Line(name="weight push", gpu_s=seconds * gpus, why=why))
     return lines

@@ -14,16 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from conf.schema import ConfigError
+from conf.shapes import Layout
 from launch.plan.generation import Fleet, drained_s
 from launch.plan.inputs import Lengths, Workload
+from launch.plan.model_costs import attention_flops_per_pair
 from launch.plan.points import H100, QWEN3_32B
 from launch.plan.speed import Constants, Speed
-from launch.plan.training import Layout, Packing, training_cost
+from launch.plan.training import Packing, TrainerSetup, training_cost
 
 PACKED_FLOPS, PADDED_FLOPS = 388e12, 283e12  # of one GPU, 6 N and attention counted
 ONE_OFF_S, ON_POLICY_S = 200.0, 376.0
 THEIRS = Packing(padding=0.02, imbalance=0.03)  # assumed: they published none; ours is packed better (benchmarks/packing.py)
-LAYOUT = Layout(tp=4, pp=4, cp=1, dp=2, tokens_per_microbatch=4096)
+SETUP = TrainerSetup(layout=Layout(tp=4, pp=4, sequence_parallel=True), dp=2, tokens_per_microbatch=4096)
 PROMPT_TOKENS, MEAN_TOKENS, LONGEST_TOKENS = 150.0, 3258.0, 4096
 WORKLOAD = Workload(
     steps=1, groups=64, completions_per_group=32, minibatches=1, prompt_tokens=PROMPT_TOKENS,
@@ -39,14 +41,14 @@ def _speed(constants: Constants, train_fraction: float) -> Speed:
 
 def training_flops(constants: Constants, train_fraction: float) -> float:
     """Of one GPU while it trains, log-probs and the push left out."""
-    cost = training_cost(WORKLOAD, _speed(constants, train_fraction), LAYOUT, THEIRS)
+    cost = training_cost(WORKLOAD, _speed(constants, train_fraction), SETUP, THEIRS)
     seconds = {line.name: line.gpu_s for line in cost.lines}
     passes = 3 + 1 + WORKLOAD.reference
     ours = ("forward, backward", "packing", "pipeline bubble", "gradients, parameters", "optimizer")
     spent = sum(seconds[name] for name in ours) + (seconds["attention"] + seconds["uneven stages"]) * 3 / passes
     spent += (seconds["TP exchange"] + seconds["PP exchange"]) * 2 / (passes - 1)
     pairs = WORKLOAD.completions * WORKLOAD.mean_square_length / 2
-    flops = 6 * MODEL.parameters * WORKLOAD.trained_tokens + 3 * MODEL.attention_flops_per_pair * pairs
+    flops = 6 * MODEL.parameters * WORKLOAD.trained_tokens + 3 * attention_flops_per_pair(MODEL) * pairs
     return flops / spent
 
 
@@ -76,7 +78,7 @@ class Published:
 
 def published(constants: Constants) -> list[Published]:
     speed = _speed(constants, constants.train_fraction)
-    train_s = training_cost(WORKLOAD, speed, LAYOUT, THEIRS).step_s
+    train_s = training_cost(WORKLOAD, speed, SETUP, THEIRS).step_s
     generate_s = drained_s(WORKLOAD, speed, Fleet(engines=8, tp=4, concurrency=256))
     packed = training_flops(constants, constants.train_fraction)
     row: Callable[..., Published] = Published

@@ -38,12 +38,12 @@ def scenario_of(config: RunConfig, options: Options, *, name: str = "run", coloc
     """Raises ConfigError."""
     _check(config, options)
     study = make_study(config)
-    search, layout, planned = study.searches[options.assumptions], study.configured_layout, study.workload
+    search, setup, planned = study.searches[options.assumptions], study.configured_setup, study.workload
     speed, cluster, steps = search.speed, study.cluster, options.steps or config.trainer.steps
-    used = max(layout.gpus, _engine_gpus(config)) if colocated else layout.gpus + _engine_gpus(config)
+    used = max(setup.gpus, _engine_gpus(config)) if colocated else setup.gpus + _engine_gpus(config)
     if used > cluster.gpus:
         raise ConfigError(
-            f"trainer and engines need {used} GPUs ({layout}; {config.rollout.engines} engines of TP{config.rollout.engine_tp}), "
+            f"trainer and engines need {used} GPUs ({setup}; {config.rollout.engines} engines of TP{config.rollout.engine_tp}), "
             f"the cluster has {cluster.gpus}: take fewer rollout.engines, or a smaller trainer.dp"
         )
     check_memory(study.configured_fleet, planned, speed)
@@ -52,8 +52,8 @@ def scenario_of(config: RunConfig, options: Options, *, name: str = "run", coloc
         name=name,
         rules=Rules.of(config, steps=steps),
         fleets=_fleets(config, options, speed, planned),
-        trainer=trainer_speeds(speed, planned, layout),
-        trainer_gpus=layout.gpus,
+        trainer=trainer_speeds(speed, planned, setup),
+        trainer_gpus=setup.gpus,
         colocated=colocated,
         push_mode=PushMode(options.push),
         sandboxes=planned.sandbox_cores,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from launch.plan.inputs import Workload
 from launch.plan.reliability import save_stall_s
 from launch.plan.speed import Speed
-from launch.plan.training import STATE_BYTES, Layout, push_s, training_cost
+from launch.plan.training import STATE_BYTES, TrainerSetup, push_s, training_cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: fl
     )
 
 
-def trainer_speeds(speed: Speed, workload: Workload, layout: Layout) -> TrainerSpeeds:
+def trainer_speeds(speed: Speed, workload: Workload, setup: TrainerSetup) -> TrainerSpeeds:
     """The planner's step, shared out by floating-point operations: 1 for each pass of log-probs, 3 for forward and backward."""
-    cost = training_cost(workload, speed, layout)
-    pushed_s = push_s(speed, layout)
+    cost = training_cost(workload, speed, setup)
+    pushed_s = push_s(speed, setup)
     token_s = (cost.step_s - pushed_s) / (4 + workload.reference) / workload.trained_tokens
     return TrainerSpeeds(
         old_logprob_s_per_token=token_s,
@@ -51,6 +51,6 @@ def trainer_speeds(speed: Speed, workload: Workload, layout: Layout) -> TrainerS
         train_s_per_token=3 * token_s,
         step_overhead_s=0.0,
         push_s=pushed_s,
-        checkpoint_stall_s=save_stall_s(speed, layout),
+        checkpoint_stall_s=save_stall_s(speed, setup),
         checkpoint_write_s=STATE_BYTES * speed.model.parameters / speed.cluster.storage_bytes_s,
     )

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from conf.shapes import read_spec
+from conf.shapes import read_shape
 from trainer import process_groups
 from trainer.learn import packing
 from trainer.learn.logprobs import token_logprobs
@@ -131,11 +131,11 @@ def run_schedule(chunks: list[torch.nn.Module], numbers: list[int], **options: A
     )
 
 
-def exported(chunks: list[torch.nn.Module], spec: Any, mesh: Mesh) -> dict[str, Tensor]:
+def exported(chunks: list[torch.nn.Module], shape: Any, mesh: Mesh) -> dict[str, Tensor]:
     """The Hugging Face tensors that this rank yields."""
     if not mesh.is_weight_replica_zero:
         return {}
-    tensors = hf_weights.hf_tensors(chunks, spec, mesh)
+    tensors = hf_weights.hf_tensors(chunks, shape, mesh)
     return {name: values.detach().clone() for name, values in tensors if values is not None}
 
 
@@ -148,9 +148,9 @@ class Forward(NamedTuple):
 def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> Forward:
     """Loads the folder, computes the logits of microbatch 0, and exports the weights."""
     mesh = process_groups.initialize(layout, seed=1, timeout_s=60)
-    spec = read_spec(folder)
-    chunks = model.build(spec, mesh, dtype=getattr(torch, dtype))
-    hf_weights.load(chunks, spec, mesh, folder)
+    shape = read_shape(folder)
+    chunks = model.build(shape, mesh, dtype=getattr(torch, dtype))
+    hf_weights.load(chunks, shape, mesh, folder)
     if dtype == "bfloat16":
         chunks = model.wrap(chunks)
     numbers = [0] * (layout.pp if layout.vpp > 1 else 1)
@@ -163,8 +163,8 @@ def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> F
         logits = torch.zeros(TOKENS + 1, VOCAB)
         logits[held(0, layout.cp, mesh.cp_rank).places] = torch.cat(parts, dim=-1)[:, :VOCAB].float()
         logits = logits[:TOKENS]
-    manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(spec, layout, mesh.stage, getattr(torch, dtype))]
-    weights = exported(chunks, spec, mesh)
+    manifest = [tuple(tensor) for tensor in hf_weights.hf_manifest(shape, layout, mesh.stage, getattr(torch, dtype))]
+    weights = exported(chunks, shape, mesh)
     process_groups.shutdown()
     return Forward(logits, weights, manifest)
 
@@ -172,10 +172,10 @@ def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> F
 def save_folder(folder: str, target: str, layout: Layout, file_bytes: int) -> None:
     """Loads one Hugging Face folder and writes another."""
     mesh = process_groups.initialize(layout, seed=1, timeout_s=60)
-    spec = read_spec(folder)
-    chunks = model.build(spec, mesh, dtype=torch.float32)
-    hf_weights.load(chunks, spec, mesh, folder)
-    hf_weights.save(chunks, spec, mesh, target, source_folder=folder, file_bytes=file_bytes)
+    shape = read_shape(folder)
+    chunks = model.build(shape, mesh, dtype=torch.float32)
+    hf_weights.load(chunks, shape, mesh, folder)
+    hf_weights.save(chunks, shape, mesh, target, source_folder=folder, file_bytes=file_bytes)
     process_groups.shutdown()
 
 
@@ -190,10 +190,10 @@ class Trained(NamedTuple):
 
 def build_job(folder: str, mesh: Mesh, *, load: bool, dtype: str, **wrap_options: Any) -> checkpoint.TrainingState:
     """Model, optimizer and schedule, ready to train."""
-    spec = read_spec(folder)
-    chunks = model.build(spec, mesh, dtype=getattr(torch, dtype))
+    shape = read_shape(folder)
+    chunks = model.build(shape, mesh, dtype=getattr(torch, dtype))
     if load:
-        hf_weights.load(chunks, spec, mesh, folder)
+        hf_weights.load(chunks, shape, mesh, folder)
     wrapped = model.wrap(chunks, **wrap_options)
     settings = model.OptimizerSettings(lr=1e-2, min_lr=1e-3, warmup_steps=2, total_steps=10, schedule="cosine", weight_decay=0.1)
     optimizer, scheduler = model.build_optimizer(wrapped, settings)
@@ -225,7 +225,7 @@ def train(
     if store:
         trained.saves.extend(store.wait(timeout_s=60))
     model.gather_parameters(state.chunks)
-    trained.weights.update(exported(list(state.chunks), read_spec(folder), mesh))
+    trained.weights.update(exported(list(state.chunks), read_shape(folder), mesh))
     process_groups.shutdown()
     return trained
 

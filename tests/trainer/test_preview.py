@@ -6,7 +6,7 @@ import transformers
 from hydra import compose, initialize_config_module
 
 from conf.compose.load import register, to_run_config
-from conf.shapes import Layout, ModelError, ModelSpec, spec_of
+from conf.shapes import Layout, ModelError, ModelShape, shape_of
 from launch.plan import training
 from launch.plan.inputs import read_model
 from trainer.megatron.families import parameter_count
@@ -36,11 +36,12 @@ def configured(model: str):
         return to_run_config(compose("config", overrides=["name=x", "experiment=kestrel_256", f"model={model}"]))
 
 
-def transformers_shapes(model: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def transformers_shapes(model: str, shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Of every tensor, as transformers builds the model from the same sizes, without memory."""
     config = MODELS[model](
-        vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.ffn, num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads, num_key_value_heads=spec.kv_heads, head_dim=spec.head_dim, tie_word_embeddings=spec.tied,
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
     )  # fmt: skip
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(config)
@@ -49,11 +50,11 @@ def transformers_shapes(model: str, spec: ModelSpec) -> dict[str, tuple[int, ...
 
 @pytest.mark.parametrize(("model", "count"), [("qwen2_5_coder_32b", 32_763_876_352), ("qwen3_32b", 32_762_123_264)])
 def test_every_tensor_is_counted_and_pushed_exactly_once_in_every_layout(model, count):
-    spec = spec_of(configured(model).model)
-    expected = transformers_shapes(model, spec)
-    assert parameter_count(spec) == count == sum(torch.Size(shape).numel() for shape in expected.values())
+    shape = shape_of(configured(model).model)
+    expected = transformers_shapes(model, shape)
+    assert parameter_count(shape) == count == sum(torch.Size(shape).numel() for shape in expected.values())
     for layout, _ in LAYOUTS:
-        buckets = [bucket for stage in plan_buckets(spec, layout, BF16, 2**29) for bucket in stage]
+        buckets = [bucket for stage in plan_buckets(shape, layout, BF16, 2**29) for bucket in stage]
         sent = [tensor for bucket in buckets for tensor in bucket]
         assert len(sent) == len(expected)
         assert {tensor.name: tensor.shape for tensor in sent} == expected
@@ -63,9 +64,9 @@ def test_every_tensor_is_counted_and_pushed_exactly_once_in_every_layout(model, 
 @pytest.mark.parametrize(("model", "layout", "dp"), CASES)
 def test_a_rank_holds_what_the_planner_says_and_all_of_them_the_model(model, layout, dp):
     config = configured(model)
-    spec = spec_of(config.model)
-    shares = [share_of(spec, layout, rank=rank, dp=dp, dtype=BF16) for rank in first_ranks(layout, dp)]
-    assert sum(share.own_parameters for share in shares) * layout.tp == parameter_count(spec)
+    shape = shape_of(config.model)
+    shares = [share_of(shape, layout, rank=rank, dp=dp, dtype=BF16) for rank in first_ranks(layout, dp)]
+    assert sum(share.own_parameters for share in shares) * layout.tp == parameter_count(shape)
     planned = training.training_memory(
         read_model(config),
         training.Layout(tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=dp, tokens_per_microbatch=20480),
@@ -79,9 +80,9 @@ def test_a_rank_holds_what_the_planner_says_and_all_of_them_the_model(model, lay
 
 @SLOW
 def test_all_ranks_of_a_stage_hold_as_much():
-    spec = spec_of(configured("qwen3_32b").model)
+    shape = shape_of(configured("qwen3_32b").model)
     layout, dp = LAYOUTS[1]
-    shares = [share_of(spec, layout, rank=rank, dp=dp, dtype=BF16) for rank in (64, 71, 100, 127)]
+    shares = [share_of(shape, layout, rank=rank, dp=dp, dtype=BF16) for rank in (64, 71, 100, 127)]
     assert [share.stage for share in shares] == [1] * 4
     assert [(share.tp_rank, share.dp_rank) for share in shares] == [(0, 0), (7, 0), (4, 4), (7, 7)]
     sizes = {(s.parameters, s.parameter_bytes, s.gradient_bytes, s.optimizer_bytes) for s in shares}
@@ -102,4 +103,4 @@ def test_a_shape_without_a_family_is_refused():
     config = configured("qwen3_32b").model
     config.shape.architecture = ""
     with pytest.raises(ModelError, match=r"model\.shape\.architecture=''"):
-        spec_of(config)
+        shape_of(config)

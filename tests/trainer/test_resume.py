@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf.shapes import Layout, read_spec
+from conf.shapes import Layout, read_shape
 from tests.trainer import jobs, ranks
 from tests.trainer.megatron.test_policy import batch, config, model_folder
 from trainer import process_groups
@@ -48,7 +48,7 @@ def train(folder: str, checkpoints: str, layout: Layout, steps: range, changes: 
         if step + 1 == SAVED:
             store.begin_save(SAVED, {})
     assert [saved.failure for saved in store.wait(timeout_s=60)] in ([], [None])
-    weights = jobs.exported(list(policy.chunks), policy.spec, mesh)
+    weights = jobs.exported(list(policy.chunks), policy.shape, mesh)
     process_groups.shutdown()
     return Outcome(weights=weights, figures=figures)
 
@@ -110,7 +110,7 @@ def identity(folder: str, layout: Layout) -> tuple[str, bool]:
     settings.model.path, settings.model.dtype = folder, "bfloat16"
     mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
-    reference = Reference(policy.chunks, read_spec(folder), mesh)
+    reference = Reference(policy.chunks, read_shape(folder), mesh)
     before = [p.data.clone() for p in policy.chunks[0].parameters()]
     for parameter in policy.chunks[0].parameters():
         parameter.data.add_(1.0)
@@ -118,7 +118,7 @@ def identity(folder: str, layout: Layout) -> tuple[str, bool]:
         exact = all(torch.equal(p.data, b) for p, b in zip(policy.chunks[0].parameters(), before, strict=True))
     exact &= all(torch.equal(p.data, b + 1.0) for p, b in zip(policy.chunks[0].parameters(), before, strict=True))
     with reference.in_place():
-        again = fingerprint(policy.chunks, policy.spec, mesh)
+        again = fingerprint(policy.chunks, policy.shape, mesh)
     figures = reference.figures()
     exact &= figures["reference/host_bytes"] == sum(2 * b.numel() for b in before) and figures["time/reference_swap_s"] > 0
     process_groups.shutdown()

@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from conf.shapes import Layout, ModelSpec
+from conf.shapes import Layout, ModelShape
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -30,10 +30,10 @@ class CostModel:
     pair_cost: float  # of one query on one key, causal halves and softmax aside, over a token's matrix products
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> "CostModel":
+    def of(cls, shape: ModelShape) -> "CostModel":
         """Forward, in multiply-adds: a token costs N (the weights of all matrix products), the causal attention of a sequence
         layers x 2 x q_width x tokens^2 / 2 (scores, and their sum over values). The backward pass doubles both."""
-        return cls(pair_cost=spec.layers * spec.q_width / spec.matmul_parameters)
+        return cls(pair_cost=shape.layers * shape.q_width / shape.matmul_parameters)
 
     def __call__(self, lengths: I64) -> F64:
         return lengths + self.pair_cost * np.square(lengths, dtype=np.float64)

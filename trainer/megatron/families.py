@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from conf.shapes import Layout, ModelSpec, stage_layers
+from conf.shapes import Layout, ModelShape, stage_layers
 
 
 class Cut(Enum):
@@ -25,14 +25,14 @@ class Cut(Enum):
 
 
 class Piece(NamedTuple):
-    """A Hugging Face tensor: its name, and its shape as attributes of `ModelSpec`."""
+    """A Hugging Face tensor: its name, and its shape as attributes of `ModelShape`."""
 
     name: str
     shape: tuple[str, ...]
 
-    def sizes(self, spec: ModelSpec) -> tuple[int, ...]:
+    def sizes(self, shape: ModelShape) -> tuple[int, ...]:
         """The shape in numbers."""
-        return tuple(getattr(spec, axis) for axis in self.shape)
+        return tuple(getattr(shape, axis) for axis in self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +142,13 @@ _REST = (
 _EMBEDDING = Entry(
     name="embedding.word_embeddings.weight",
     cut=Cut.ROWS,
-    pieces=(Piece("model.embed_tokens.weight", ("vocab", "hidden")),),
+    pieces=(Piece("model.embed_tokens.weight", ("vocabulary", "hidden")),),
 )
 _FINAL_NORM = _norm("decoder.final_layernorm.weight", None, "model.norm.weight", "hidden")
 _OUTPUT = Entry(
     name="output_layer.weight",
     cut=Cut.ROWS,
-    pieces=(Piece("lm_head.weight", ("vocab", "hidden")),),
+    pieces=(Piece("lm_head.weight", ("vocabulary", "hidden")),),
 )
 
 
@@ -173,17 +173,17 @@ FAMILIES = {
 }
 
 
-def placements(spec: ModelSpec, layout: Layout, stage: int) -> Iterator[Placement]:
+def placements(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Placement]:
     """Every parameter of a pipeline stage, chunk by chunk, in one fixed order that all ranks know."""
-    family = FAMILIES[spec.architecture]
+    family = FAMILIES[shape.architecture]
     if stage == 0:
         yield _placed(family.embedding, chunk=0)
-    for chunk, local, layer in stage_layers(spec, layout, stage):
+    for chunk, local, layer in stage_layers(shape, layout, stage):
         for entry in family.layer:
             yield _placed(entry, chunk=chunk, local=local, layer=layer)
     if stage == layout.pp - 1:
         yield _placed(family.final_norm, chunk=layout.vpp - 1)
-        if not spec.tied:
+        if not shape.tied:
             yield _placed(family.output, chunk=layout.vpp - 1)
         elif layout.pp > 1:
             # Megatron keeps a second copy of a tied embedding on the last stage.
@@ -191,10 +191,10 @@ def placements(spec: ModelSpec, layout: Layout, stage: int) -> Iterator[Placemen
             yield _placed(copy, chunk=layout.vpp - 1, exported=False)
 
 
-def parameter_count(spec: ModelSpec) -> int:
+def parameter_count(shape: ModelShape) -> int:
     """Of the whole model, a tied embedding counted once."""
-    placed = (placement for placement in placements(spec, Layout(), 0) if placement.exported)
-    return sum(math.prod(piece.sizes(spec)) for placement in placed for piece in placement.pieces)
+    placed = (placement for placement in placements(shape, Layout(), 0) if placement.exported)
+    return sum(math.prod(piece.sizes(shape)) for placement in placed for piece in placement.pieces)
 
 
 def _placed(entry: Entry, *, chunk: int, local: int = 0, layer: int = 0, exported: bool = True) -> Placement:
@@ -208,14 +208,14 @@ def _placed(entry: Entry, *, chunk: int, local: int = 0, layer: int = 0, exporte
     )
 
 
-def segments(placement: Placement, spec: ModelSpec, tp: int, rank: int) -> list[Segment]:
+def segments(placement: Placement, shape: ModelShape, tp: int, rank: int) -> list[Segment]:
     """What tensor-parallel rank `rank` holds of the pieces, in the order it lies in its shard.
 
     Over all ranks the segments of a cut parameter cover each row of each piece exactly once. Padding (of the
     vocabulary) comes after the last segment.
     """
     dim = 1 if placement.cut is Cut.COLUMNS else 0
-    sizes = [piece.sizes(spec)[dim] for piece in placement.pieces]
+    sizes = [piece.sizes(shape)[dim] for piece in placement.pieces]
     match placement.cut:
         case Cut.WHOLE:
             return [Segment(0, 0, sizes[0])]
@@ -225,10 +225,10 @@ def segments(placement: Placement, spec: ModelSpec, tp: int, rank: int) -> list[
             part = sizes[0] // tp
             return [Segment(piece, rank * part, (rank + 1) * part) for piece in (0, 1)]
         case Cut.QKV:
-            per_head = [size // spec.kv_heads for size in sizes]
+            per_head = [size // shape.kv_heads for size in sizes]
             whole = [
                 Segment(piece, head * rows, (head + 1) * rows)
-                for head in range(spec.kv_heads)
+                for head in range(shape.kv_heads)
                 for piece, rows in enumerate(per_head)
             ]
             return _window(whole, sum(sizes) // tp, rank)

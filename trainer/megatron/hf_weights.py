@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.shapes import Layout, ModelError, ModelSpec
+from conf.shapes import Layout, ModelError, ModelShape
 from trainer.megatron.families import Cut, Placement, placements, segments
 from trainer.megatron.model import bare, gather_parameters, parameter_of
 from trainer.process_groups import Mesh
@@ -36,18 +36,18 @@ class HfTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh, folder: str | Path) -> None:
+def load(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh, folder: str | Path) -> None:
     """Fills every parameter of this rank from the folder, converting to the parameters' dtype."""
     with ExitStack() as stack:
         files = _open_tensors(Path(folder), stack)
         filled = set()
-        for placement in placements(spec, mesh.layout, mesh.stage):
+        for placement in placements(shape, mesh.layout, mesh.stage):
             parameter = parameter_of(chunks, placement)
-            _fill(parameter.data, placement, spec, mesh, files)
+            _fill(parameter.data, placement, shape, mesh, files)
             filled.add(parameter)
     left = [name for chunk in chunks for name, parameter in bare(chunk).named_parameters() if parameter not in filled]
     if left:
-        raise ModelError(f"no entry of the {spec.architecture} table fills {', '.join(left)}")
+        raise ModelError(f"no entry of the {shape.architecture} table fills {', '.join(left)}")
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -65,12 +65,12 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return files
 
 
-def _fill(target: Tensor, placement: Placement, spec: ModelSpec, mesh: Mesh, files: dict[str, Any]) -> None:
+def _fill(target: Tensor, placement: Placement, shape: ModelShape, mesh: Mesh, files: dict[str, Any]) -> None:
     """Copies this rank's segments of the pieces into `target`, and zeros into padding behind them."""
     dim = 1 if placement.cut is Cut.COLUMNS else 0
-    slices = [_slice(piece.name, piece.sizes(spec), files) for piece in placement.pieces]
+    slices = [_slice(piece.name, piece.sizes(shape), files) for piece in placement.pieces]
     position = 0
-    for piece, start, stop in segments(placement, spec, mesh.layout.tp, mesh.tp_rank):
+    for piece, start, stop in segments(placement, shape, mesh.layout.tp, mesh.tp_rank):
         part = slices[piece][start:stop] if dim == 0 else slices[piece][:, start:stop]
         target.narrow(dim, position, stop - start).copy_(part)
         position += stop - start
@@ -86,17 +86,17 @@ def _slice(name: str, shape: tuple[int, ...], files: dict[str, Any]) -> Any:
     return found
 
 
-def hf_manifest(spec: ModelSpec, layout: Layout, stage: int, dtype: torch.dtype) -> list[HfTensor]:
+def hf_manifest(shape: ModelShape, layout: Layout, stage: int, dtype: torch.dtype) -> list[HfTensor]:
     """What `hf_tensors` yields for a stage, in its order."""
     return [
-        HfTensor(piece.name, dtype, piece.sizes(spec))
-        for placement in placements(spec, layout, stage)
+        HfTensor(piece.name, dtype, piece.sizes(shape))
+        for placement in placements(shape, layout, stage)
         if placement.exported
         for piece in placement.pieces
     ]
 
 
-def hf_tensors(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -> Iterator[tuple[str, Tensor | None]]:
+def hf_tensors(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> Iterator[tuple[str, Tensor | None]]:
     """Yields the Hugging Face tensors of this rank's stage, one by one, in the order of `hf_manifest`.
 
     All tensor-parallel ranks of the stage with data-parallel rank 0 iterate in lock-step; only the weight source gets
@@ -105,14 +105,14 @@ def hf_tensors(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -
     """
     if not mesh.is_weight_replica_zero:
         raise RuntimeError(f"rank {mesh.rank} is not in the tensor-parallel group that exports its stage")
-    for placement in placements(spec, mesh.layout, mesh.stage):
+    for placement in placements(shape, mesh.layout, mesh.stage):
         if not placement.exported:
             continue
         shards = _gather(parameter_of(chunks, placement).data, placement, mesh)
         if shards is None:
             yield from ((piece.name, None) for piece in placement.pieces)
         else:
-            yield from _assemble(shards, placement, spec)
+            yield from _assemble(shards, placement, shape)
 
 
 def _gather(shard: Tensor, placement: Placement, mesh: Mesh) -> list[Tensor] | None:
@@ -125,12 +125,12 @@ def _gather(shard: Tensor, placement: Placement, mesh: Mesh) -> list[Tensor] | N
     return shards
 
 
-def _assemble(shards: list[Tensor], placement: Placement, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+def _assemble(shards: list[Tensor], placement: Placement, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
     dim = 1 if placement.cut is Cut.COLUMNS else 0
-    pieces = [shards[0].new_empty(piece.sizes(spec)) for piece in placement.pieces]
+    pieces = [shards[0].new_empty(piece.sizes(shape)) for piece in placement.pieces]
     for rank, shard in enumerate(shards):
         position = 0
-        for number, start, stop in segments(placement, spec, len(shards), rank):
+        for number, start, stop in segments(placement, shape, len(shards), rank):
             pieces[number].narrow(dim, start, stop - start).copy_(shard.narrow(dim, position, stop - start))
             position += stop - start
     for piece, values in zip(placement.pieces, pieces, strict=True):
@@ -139,7 +139,7 @@ def _assemble(shards: list[Tensor], placement: Placement, spec: ModelSpec) -> It
 
 def save(
     chunks: Sequence[torch.nn.Module],
-    spec: ModelSpec,
+    shape: ModelShape,
     mesh: Mesh,
     folder: str | Path,
     *,
@@ -154,14 +154,14 @@ def save(
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
     dtype = next(bare(chunks[0]).parameters()).dtype
-    files = _files(spec, mesh.layout, dtype, file_bytes)
+    files = _files(shape, mesh.layout, dtype, file_bytes)
     if mesh.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_metadata(partial, Path(source_folder), files, dtype)
     dist.barrier()
     if mesh.is_weight_replica_zero:
-        _write_tensors(chunks, spec, mesh, partial, files)
+        _write_tensors(chunks, shape, mesh, partial, files)
     dist.barrier()
     if mesh.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
@@ -169,12 +169,12 @@ def save(
     dist.barrier()
 
 
-def _files(spec: ModelSpec, layout: Layout, dtype: torch.dtype, file_bytes: int) -> dict[str, list[HfTensor]]:
+def _files(shape: ModelShape, layout: Layout, dtype: torch.dtype, file_bytes: int) -> dict[str, list[HfTensor]]:
     """Which tensors go into which file: no file mixes stages, none is larger than `file_bytes` unless one tensor is."""
     groups: list[list[HfTensor]] = []
     for stage in range(layout.pp):
         room = 0
-        for tensor in hf_manifest(spec, layout, stage, dtype):
+        for tensor in hf_manifest(shape, layout, stage, dtype):
             size = tensor_bytes(tensor)
             if size > room or not groups:
                 groups.append([])
@@ -192,11 +192,11 @@ def tensor_bytes(tensor: HfTensor) -> int:
 
 
 def _write_tensors(
-    chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh, folder: Path, files: dict[str, list[HfTensor]]
+    chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh, folder: Path, files: dict[str, list[HfTensor]]
 ) -> None:
     file_of = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
     pending: dict[str, Tensor] = {}
-    for name, values in hf_tensors(chunks, spec, mesh):
+    for name, values in hf_tensors(chunks, shape, mesh):
         if values is None:
             continue
         # On a CPU a tensor that was not gathered is the parameter itself, and safetensors wants no shared storage.

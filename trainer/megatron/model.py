@@ -1,7 +1,7 @@
 """The model on this rank: Megatron's GPTModel, its data-parallel wrapper, its optimizer.
 
-    chunks = build(spec, mesh, dtype=torch.float32)      # one chunk, or several with the interleaved schedule
-    hf_weights.load(chunks, spec, mesh, folder)          # before `wrap` and before the optimizer copies the weights
+    chunks = build(shape, mesh, dtype=torch.float32)      # one chunk, or several with the interleaved schedule
+    hf_weights.load(chunks, shape, mesh, folder)          # before `wrap` and before the optimizer copies the weights
     chunks = wrap(chunks, mesh)
     optimizer, scheduler = build_optimizer(chunks, settings)
 
@@ -31,7 +31,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from conf.shapes import ModelError, ModelSpec
+from conf.shapes import ModelError, ModelShape, check_layout
 from trainer.megatron.attention import Packed, PackedAttention
 from trainer.megatron.families import FAMILIES, Cut, Placement, placements
 from trainer.process_groups import Mesh
@@ -78,40 +78,40 @@ def has_transformer_engine() -> bool:
 
 
 def build(
-    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool | None = None, recompute: str = "none"
+    shape: ModelShape, mesh: Mesh, *, dtype: torch.dtype, use_te: bool | None = None, recompute: str = "none"
 ) -> list[GPTModel]:
     """Builds this rank's chunks with uninitialised weights; `hf_weights.load` fills every one of them."""
-    spec.check(mesh.layout)
+    check_layout(shape, mesh.layout)
     use_te = has_transformer_engine() if use_te is None else use_te
-    config = transformer_config(spec, mesh, dtype=dtype, use_te=use_te, recompute=recompute)
+    config = transformer_config(shape, mesh, dtype=dtype, use_te=use_te, recompute=recompute)
     chunks = []
     for chunk in range(mesh.layout.vpp):
         model = GPTModel(
             config=config,
-            transformer_layer_spec=_layer_spec(spec, mesh, use_te),
-            vocab_size=spec.padded_vocab(mesh.layout.tp),
-            max_sequence_length=spec.max_positions,
+            transformer_layer_spec=_layer_spec(shape, mesh, use_te),
+            vocab_size=shape.padded_vocabulary(mesh.layout.tp),
+            max_sequence_length=shape.max_positions,
             pre_process=mesh.is_first_stage and chunk == 0,
             post_process=mesh.is_last_stage and chunk == mesh.layout.vpp - 1,
-            share_embeddings_and_output_weights=spec.tied,
+            share_embeddings_and_output_weights=shape.tied,
             position_embedding_type="rope",
-            rotary_base=spec.rope_theta,
-            rope_scaling=spec.rope_scaling is not None,
-            rope_scaling_factor=spec.rope_scaling.factor if spec.rope_scaling else 1.0,
+            rotary_base=shape.rope_theta,
+            rope_scaling=shape.rope_scaling is not None,
+            rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
             vp_stage=chunk if mesh.layout.vpp > 1 else None,
         )
         if model.post_process:
             model.output_layer.forward = _pass_on
         chunks.append(model.to(mesh.device))
-    _mark_cut_parameters(chunks, spec, mesh)
+    _mark_cut_parameters(chunks, shape, mesh)
     return chunks
 
 
-def _mark_cut_parameters(chunks: list[GPTModel], spec: ModelSpec, mesh: Mesh) -> None:
+def _mark_cut_parameters(chunks: list[GPTModel], shape: ModelShape, mesh: Mesh) -> None:
     """Megatron marks cut parameters while it initialises them. Unmarked ones count only on the first tensor-parallel
     rank, and the gradient norm comes out too small.
     """
-    for placement in placements(spec, mesh.layout, mesh.stage):
+    for placement in placements(shape, mesh.layout, mesh.stage):
         parameter = parameter_of(chunks, placement)
         if placement.cut is not Cut.WHOLE and not hasattr(parameter, "tensor_model_parallel"):
             dim = 1 if placement.cut is Cut.COLUMNS else 0
@@ -119,21 +119,21 @@ def _mark_cut_parameters(chunks: list[GPTModel], spec: ModelSpec, mesh: Mesh) ->
 
 
 def transformer_config(
-    spec: ModelSpec, mesh: Mesh, *, dtype: torch.dtype, use_te: bool, recompute: str = "none"
+    shape: ModelShape, mesh: Mesh, *, dtype: torch.dtype, use_te: bool, recompute: str = "none"
 ) -> TransformerConfig:
     """Megatron's configuration. Fusions and overlaps are on where Transformer Engine is."""
-    layout, family = mesh.layout, FAMILIES[spec.architecture]
+    layout, family = mesh.layout, FAMILIES[shape.architecture]
     interleaved = layout.vpp > 1
     return TransformerConfig(
-        num_layers=spec.layers,
-        hidden_size=spec.hidden,
-        num_attention_heads=spec.heads,
-        num_query_groups=spec.kv_heads,
-        kv_channels=spec.head_dim,
-        ffn_hidden_size=spec.ffn,
-        window_size=(spec.sliding_window - 1, 0) if spec.sliding_window else None,
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn,
+        window_size=(shape.sliding_window - 1, 0) if shape.sliding_window else None,
         normalization="RMSNorm",
-        layernorm_epsilon=spec.norm_eps,
+        layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
         activation_func=silu,
         add_bias_linear=False,
@@ -182,8 +182,8 @@ def _recompute_options(recompute: str) -> dict[str, Any]:
             raise ModelError(f"trainer.recompute={other!r}: choose none, selective or full")
 
 
-def _layer_spec(spec: ModelSpec, mesh: Mesh, use_te: bool) -> ModuleSpec | TransformerBlockSubmodules:
-    qk_norm = FAMILIES[spec.architecture].qk_norm
+def _layer_spec(shape: ModelShape, mesh: Mesh, use_te: bool) -> ModuleSpec | TransformerBlockSubmodules:
+    qk_norm = FAMILIES[shape.architecture].qk_norm
     if use_te:
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
     # Megatron's own norm refuses sequence parallelism, and its own attention refuses packed sequences.
@@ -194,7 +194,7 @@ def _layer_spec(spec: ModelSpec, mesh: Mesh, use_te: bool) -> ModuleSpec | Trans
     attention.core_attention = PackedAttention
     if qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    layers = spec.layers // (mesh.layout.pp * mesh.layout.vpp)
+    layers = shape.layers // (mesh.layout.pp * mesh.layout.vpp)
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
 
 

@@ -19,7 +19,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from conf.schema import RunConfig
-from conf.shapes import ModelSpec, read_spec
+from conf.shapes import ModelShape, read_shape
 from trainer.learn.health import FiniteCheck, TrainingError
 from trainer.learn.logprobs import token_logprobs
 from trainer.learn.metrics import TokenFigures
@@ -41,13 +41,13 @@ class Policy:
         chunks: list[DistributedDataParallel],
         optimizer,
         scheduler,
-        spec: ModelSpec,
+        shape: ModelShape,
         mesh: Mesh,
         objective: Objective,
         temperature: float,
     ) -> None:
         self.chunks, self.optimizer, self.scheduler = chunks, optimizer, scheduler
-        self.spec, self.mesh = spec, mesh
+        self.shape, self.mesh = shape, mesh
         self._objective, self._temperature = objective, temperature
         self._schedule = get_forward_backward_func()
         config = get_model_config(chunks[0])
@@ -136,7 +136,7 @@ class Policy:
 
     def remember_reference(self) -> None:
         """Keeps a copy of the present weights as the frozen reference."""
-        self.reference = Reference(self.chunks, self.spec, self.mesh)
+        self.reference = Reference(self.chunks, self.shape, self.mesh)
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ class Policy:
             weight,
             torch.from_numpy(microbatch.targets).to(device),
             temperature=self._temperature,
-            vocab_size=self.spec.vocab,
+            vocab_size=self.shape.vocabulary,
             vocab_start=self.mesh.tp_rank * len(weight),
             group=self.mesh.tp_group,
         )
@@ -216,10 +216,10 @@ class Policy:
 
 def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
     """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError for what cannot be cut so."""
-    spec = read_spec(config.model.path)
+    shape = read_shape(config.model.path)
     trainer = config.trainer
-    chunks = model.build(spec, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
-    hf_weights.load(chunks, spec, mesh, config.model.path)
+    chunks = model.build(shape, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
+    hf_weights.load(chunks, shape, mesh, config.model.path)
     wrapped = model.wrap(
         chunks, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather
     )
@@ -242,7 +242,7 @@ def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
         chunks=wrapped,
         optimizer=optimizer,
         scheduler=scheduler,
-        spec=spec,
+        shape=shape,
         mesh=mesh,
         objective=Objective(
             policy_loss=algo.policy_loss,

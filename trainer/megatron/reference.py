@@ -1,6 +1,6 @@
 """The reference policy: weights in pinned CPU memory that change places with the current ones while it is asked.
 
-    reference = Reference(chunks, spec, mesh)       # of the present weights: version 0
+    reference = Reference(chunks, shape, mesh)       # of the present weights: version 0
     with reference.in_place(): ...                  # the modules hold the reference's weights
     reference.refresh(40)                           # it is now what the policy is at version 40
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf.shapes import ModelSpec
+from conf.shapes import ModelShape
 from trainer.megatron import hf_weights
 from trainer.megatron.model import gather_parameters
 from trainer.process_groups import Mesh
@@ -29,10 +29,10 @@ from trainer.process_groups import Mesh
 class Reference:
     """One rank's part. Every method is called by all ranks together."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -> None:
+    def __init__(self, chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> None:
         self._chunks, self._device = chunks, mesh.device
         self.version = 0
-        self.fingerprint = fingerprint(chunks, spec, mesh)  # of version 0
+        self.fingerprint = fingerprint(chunks, shape, mesh)  # of version 0
         self._host = [_pinned(parameter) for parameter in self._parameters()]
         self._swap_s = 0.0
         self.refresh(0)
@@ -83,14 +83,14 @@ class Reference:
         return (parameter for chunk in self._chunks for parameter in chunk.parameters())
 
 
-def fingerprint(chunks: Sequence[torch.nn.Module], spec: ModelSpec, mesh: Mesh) -> str:
+def fingerprint(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> str:
     """Of the weights' values, names and dtype: 64 hexadecimal digits, the same in every layout. Collective.
 
     The sum of a SHA-256 a Hugging Face tensor, in four lanes of 64 bits: a sum, since stages hash their own tensors.
     """
     lanes = np.zeros(4, dtype=np.int64)
     if mesh.is_weight_replica_zero:
-        for name, tensor in hf_weights.hf_tensors(chunks, spec, mesh):
+        for name, tensor in hf_weights.hf_tensors(chunks, shape, mesh):
             if tensor is not None:
                 lanes += np.frombuffer(_digest(name, tensor), dtype="<i8")  # wraps around
     total = torch.from_numpy(lanes).to(mesh.device)

@@ -13,7 +13,7 @@ import torch
 
 from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
-from conf.shapes import Layout, ModelError, ModelSpec, layout_of, spec_of
+from conf.shapes import Layout, ModelError, ModelShape, layout_of, shape_of
 from trainer.megatron.families import parameter_count
 from trainer.preview.share import Share, first_ranks, pushed, share_of
 
@@ -25,10 +25,10 @@ def run(arguments: Sequence[str]) -> str:
     """What is printed. Raises ConfigError, ModelError and Hydra's errors."""
     chosen = [argument.removeprefix(RANK) for argument in arguments if argument.startswith(RANK)]
     config = _configuration([argument for argument in arguments if not argument.startswith(RANK)])
-    spec, layout, dp = spec_of(config.model), layout_of(config.trainer), config.trainer.dp
+    shape, layout, dp = shape_of(config.model), layout_of(config.trainer), config.trainer.dp
     ranks = [_rank(text, layout.ranks_per_replica * dp) for text in chosen] or first_ranks(layout, dp)
-    shares = [share_of(spec, layout, rank=rank, dp=dp, dtype=getattr(torch, config.model.dtype)) for rank in ranks]
-    return "\n".join(_lines(config, spec, layout, shares))
+    shares = [share_of(shape, layout, rank=rank, dp=dp, dtype=getattr(torch, config.model.dtype)) for rank in ranks]
+    return "\n".join(_lines(config, shape, layout, shares))
 
 
 def _configuration(overrides: Sequence[str]) -> RunConfig:
@@ -41,9 +41,9 @@ def _rank(text: str, world: int) -> int:
     return int(text)
 
 
-def _lines(config: RunConfig, spec: ModelSpec, layout: Layout, shares: Sequence[Share]) -> list[str]:
+def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequence[Share]) -> list[str]:
     trainer = config.trainer
-    pushes = pushed(spec, layout, getattr(torch, config.model.dtype), trainer.push_bucket_bytes)
+    pushes = pushed(shape, layout, getattr(torch, config.model.dtype), trainer.push_bucket_bytes)
     sizes = f"TP{layout.tp} PP{layout.pp} CP{layout.cp} VPP{layout.vpp} DP{trainer.dp}"
     rows: list[tuple[str, ...]] = [
         ("rank", "stage", "parameters", "weights GB", "gradients GB", "optimizer GB", "together GB", "pushed GB", "tensors")
@@ -55,7 +55,7 @@ def _lines(config: RunConfig, spec: ModelSpec, layout: Layout, shares: Sequence[
         rows.append((str(share.rank), str(share.stage), f"{share.parameters:,}", *gigabytes, str(tensors)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        f"{spec.architecture}, {parameter_count(spec):,} parameters, {config.model.dtype}, as {sizes} on "
+        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, as {sizes} on "
         f"{layout.ranks_per_replica * trainer.dp} ranks",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from conf.shapes import Layout, ModelError, ModelSpec, read_spec
+from conf.shapes import Layout, ModelError, ModelShape, check_layout, read_shape
 from trainer.megatron.families import placements
 
 
-def missing_or_misshapen(folder: Path, spec: ModelSpec, layout: Layout) -> list[str]:
+def missing_or_misshapen(folder: Path, shape: ModelShape, layout: Layout) -> list[str]:
     """The tensors that the trainer will look for and not find as they should be."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -24,9 +24,9 @@ def missing_or_misshapen(folder: Path, spec: ModelSpec, layout: Layout) -> list[
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
     faults = []
     for stage in range(layout.pp):
-        for placed in placements(spec, layout, stage):
+        for placed in placements(shape, layout, stage):
             for piece in placed.pieces:
-                wanted, found = piece.sizes(spec), shapes.get(piece.name)
+                wanted, found = piece.sizes(shape), shapes.get(piece.name)
                 if found != wanted:
                     faults.append(f"{piece.name} is {list(found) if found else 'missing'}, not {list(wanted)}")
     return faults
@@ -41,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import megatron.core  # what the environment must hold
 
     try:
-        spec, layout = read_spec(options.folder), Layout(tp=options.tp, pp=options.pp, cp=options.cp, vpp=options.vpp)
-        spec.check(layout)
+        shape, layout = read_shape(options.folder), Layout(tp=options.tp, pp=options.pp, cp=options.cp, vpp=options.vpp)
+        check_layout(shape, layout)
     except ModelError as error:
         print(error, file=sys.stderr)
         return 1
-    if faults := missing_or_misshapen(options.folder, spec, layout):
+    if faults := missing_or_misshapen(options.folder, shape, layout):
         print(f"{options.folder}: {faults[0]}; {len(faults)} tensor(s) are not as config.json says", file=sys.stderr)
         return 1
-    print(f"{spec.architecture}, {spec.layers} layers of {spec.hidden}; megatron-core {megatron.core.__version__}")
+    print(f"{shape.architecture}, {shape.layers} layers of {shape.hidden}; megatron-core {megatron.core.__version__}")
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conf.shapes import Layout, ModelSpec
+from conf.shapes import Layout, ModelShape, check_layout
 from trainer import cpu_device, process_groups
 from trainer.megatron import model
 from trainer.megatron.families import Cut, placements
@@ -33,16 +33,16 @@ class Share:
     optimizer_bytes: int
 
 
-def share_of(spec: ModelSpec, layout: Layout, *, rank: int, dp: int, dtype: torch.dtype) -> Share:
+def share_of(shape: ModelShape, layout: Layout, *, rank: int, dp: int, dtype: torch.dtype) -> Share:
     """The share of rank `rank` of the tp x pp x cp x dp ranks. Raises ModelError for a layout that the model cannot take."""
-    spec.check(layout)
+    check_layout(shape, layout)
     mesh = process_groups.pretend(layout, rank=rank, world_size=dp * layout.ranks_per_replica)
     try:
         with cpu_device.on_meta():
-            built = model.build(spec, mesh, dtype=dtype, use_te=False)
+            built = model.build(shape, mesh, dtype=dtype, use_te=False)
             own_parameters = sum(
                 model.parameter_of(built, placed).numel() / (layout.tp if placed.cut is Cut.WHOLE else 1)
-                for placed in placements(spec, layout, mesh.stage)
+                for placed in placements(shape, layout, mesh.stage)
                 if placed.exported
             )
             chunks = model.wrap(built)
@@ -68,11 +68,11 @@ def first_ranks(layout: Layout, dp: int) -> list[int]:
     return [stage * layout.tp * layout.cp * dp for stage in range(layout.pp)]
 
 
-def pushed(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[tuple[int, int, int]]:
+def pushed(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[tuple[int, int, int]]:
     """For each stage (tensors, buckets, bytes) of one weight push."""
 
     def of(stage: Sequence[Bucket]) -> tuple[int, int, int]:
         tensors = [tensor for bucket in stage for tensor in bucket]
         return len(tensors), len(stage), sum(tensor_bytes(tensor) for tensor in tensors)
 
-    return [of(stage) for stage in plan_buckets(spec, layout, dtype, bucket_bytes)]
+    return [of(stage) for stage in plan_buckets(shape, layout, dtype, bucket_bytes)]

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf.shapes import Layout, ModelSpec
+from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import EngineInfo
 from rollout.queue.client import QueueClient
 from trainer.control import Control
@@ -42,13 +42,13 @@ ATTEMPTS = 3
 """Of a push, as long as engines are left that may get through. Each has half of the time that is left, the last one all of it."""
 
 
-def plan_buckets(spec: ModelSpec, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
+def plan_buckets(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
     """For each stage the buckets it sends, in order: every tensor in one, none above `bucket_bytes` unless a tensor is."""
     plan: list[list[Bucket]] = []
     for stage in range(layout.pp):
         buckets: list[list[HfTensor]] = []
         room = 0
-        for tensor in hf_weights.hf_manifest(spec, layout, stage, dtype):
+        for tensor in hf_weights.hf_manifest(shape, layout, stage, dtype):
             size = hf_weights.tensor_bytes(tensor)
             if not buckets or size > room:
                 buckets.append([])
@@ -91,7 +91,7 @@ class Pusher:
         self._first_port, self._deadline_s, self._key = first_port, deadline_s, engine_api_key
         self._backend = "nccl" if policy.mesh.device.type == "cuda" else "gloo"
         dtype = next(policy.chunks[0].parameters()).dtype
-        self._plan = plan_buckets(policy.spec, policy.mesh.layout, dtype, bucket_bytes)
+        self._plan = plan_buckets(policy.shape, policy.mesh.layout, dtype, bucket_bytes)
         self._bytes = sum(hf_weights.tensor_bytes(t) for stage in self._plan for bucket in stage for t in bucket)
         # Ranks run from the first stage to the last, so the sources' addresses come in order of stage.
         self._addresses = [a for a in control.gather(address if policy.mesh.is_weight_source else "") if a]
@@ -223,14 +223,14 @@ class Pusher:
         if not fresh:
             return
         mine = ""
-        mesh, spec = self._policy.mesh, self._policy.spec
+        mesh, shape = self._policy.mesh, self._policy.shape
         if mesh.is_weight_replica_zero:
-            tensors = hf_weights.hf_tensors(self._policy.chunks, spec, mesh)
+            tensors = hf_weights.hf_tensors(self._policy.chunks, shape, mesh)
             if mesh.is_weight_source:
                 device: Literal["cpu", "cuda"] = "cuda" if mesh.device.type == "cuda" else "cpu"
                 values = ((name, value) for name, value in tensors if value is not None)
                 mine = json.dumps(
-                    weight_group.expected_checksums(values, tp=fresh[0].tp, kv_heads=spec.kv_heads, engine_device=device)
+                    weight_group.expected_checksums(values, tp=fresh[0].tp, kv_heads=shape.kv_heads, engine_device=device)
                 )
             else:
                 deque(tensors, maxlen=0)  # takes part in the gathering
@@ -241,7 +241,7 @@ class Pusher:
 
     def _flat_buckets(self) -> Iterator[Tensor | None]:
         """Each bucket of this rank's stage as bytes u8 [n] on the source; None on the ranks that only take part in gathering."""
-        tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.spec, self._policy.mesh)
+        tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.shape, self._policy.mesh)
         for bucket in self._plan[self._policy.mesh.stage]:
             values = [next(tensors)[1] for _ in bucket]
             if self._policy.mesh.is_weight_source:

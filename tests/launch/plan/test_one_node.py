@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ConfigError
-from launch.plan.inputs import WEIGHT_BYTES, Model
+from conf.shapes import Layout, ModelShape
+from launch.plan.model_costs import weight_bytes
 from launch.plan.one_node import ENGINE_WEIGHTS, NodeLayout, fit
-from launch.plan.training import USABLE, Layout, training_memory
+from launch.plan.training import USABLE, TrainerSetup, training_memory
 from tests.launch.placement.test_recorded_placement import configuration
 
 H100 = 80e9
-DEBUG = Model(name="debug", parameters=1.1e6, layers=4, hidden=128, heads=8, kv_heads=4, head_dim=16, ffn=512, vocabulary=512)
-QWEN_7B = Model(
-    name="7b", parameters=7.6e9, layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocabulary=152064
+DEBUG = ModelShape(
+    architecture="Qwen2ForCausalLM", layers=4, hidden=128, heads=8, kv_heads=4, head_dim=16, ffn=512, vocabulary=512
+)
+QWEN_7B = ModelShape(
+    architecture="Qwen2ForCausalLM", layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocabulary=152064
 )
 
 
@@ -40,7 +43,7 @@ def test_small_model_is_copied_not_cut(gpus: int, expected: NodeLayout) -> None:
 
 @pytest.mark.parametrize("gpus", range(2, 9))
 @pytest.mark.parametrize("model", [DEBUG, QWEN_7B])
-def test_whatever_fits_uses_all_gpus_and_holds_the_model(gpus: int, model: Model) -> None:
+def test_whatever_fits_uses_all_gpus_and_holds_the_model(gpus: int, model: ModelShape) -> None:
     try:
         found = fit(gpus, H100, model, 4096)
     except ConfigError as error:
@@ -48,19 +51,12 @@ def test_whatever_fits_uses_all_gpus_and_holds_the_model(gpus: int, model: Model
         return
     assert found.gpus == gpus
     for tp in (found.tp, found.engine_tp):
-        assert not model.heads % tp and not model.kv_heads % tp
+        assert tp in model.tensor_parallel_sizes
     assert not model.layers % found.pp
-    trainer = Layout(
-        tp=found.tp,
-        pp=found.pp,
-        cp=1,
-        dp=found.dp,
-        tokens_per_microbatch=4096,
-        recompute=found.recompute,
-        sequence_parallel=False,
-    )
+    layout = Layout(tp=found.tp, pp=found.pp)
+    trainer = TrainerSetup(layout=layout, dp=found.dp, tokens_per_microbatch=4096, recompute=found.recompute)
     assert training_memory(model, trainer).bytes <= USABLE * H100
-    assert WEIGHT_BYTES * model.parameters / found.engine_tp <= ENGINE_WEIGHTS * H100
+    assert weight_bytes(model) / found.engine_tp <= ENGINE_WEIGHTS * H100
 
 
 def test_larger_model_is_cut() -> None:
@@ -75,7 +71,7 @@ def test_activations_are_computed_again_only_where_nothing_else_fits() -> None:
 
 def test_what_does_not_fit_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"32B parameters do not fit on 8 GPUs of 80.0 GB .*take more GPUs"):
-        fit(8, H100, replace(QWEN_7B, parameters=32e9, layers=64, hidden=5120), 4096)
+        fit(8, H100, replace(QWEN_7B, stated_parameters=32_000_000_000, layers=64, hidden=5120), 4096)
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

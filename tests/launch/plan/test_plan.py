@@ -13,17 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.compose.load import register, to_run_config
-from conf.schema import ConfigError, ModelConfig, RunConfig, ShapeConfig
+from conf.schema import ConfigError, RunConfig
+from conf.shapes import Layout, ModelShape
 from launch.plan.calibrate import stored
 from launch.plan.generation import Fleet, GenerationCost, sequences_that_fit
-from launch.plan.inputs import Lengths, model_from_hf, read_model
+from launch.plan.inputs import Lengths
+from launch.plan.model_costs import kv_bytes_per_token
 from launch.plan.points import H100
 from launch.plan.reliability import gathered_bytes, reliability, save_stall_s
 from launch.plan.report import report
-from launch.plan.search import MOST_NODES, Search, layouts, least
+from launch.plan.search import MOST_NODES, Search, least, setups
 from launch.plan.speed import Speed, stated
 from launch.plan.study import CALIBRATED, STATED, WHAT_IFS, Study, make_study
-from launch.plan.training import USABLE, Layout, push_s, training_cost, training_memory
+from launch.plan.training import USABLE, TrainerSetup, push_s, training_cost, training_memory
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,20 +44,16 @@ def study(_hydra: None) -> Study:
     return make_study(config())
 
 
-KESTREL = RunConfig(
-    model=ModelConfig(
-        path="nowhere",
-        shape=ShapeConfig(
-            parameters=32 * 10**9, layers=64, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=27648, vocabulary=152064
-        ),
-    )
+KESTREL = ModelShape(
+    architecture="Qwen2ForCausalLM", stated_parameters=32 * 10**9, layers=64, hidden=5120, heads=40, kv_heads=8, head_dim=128,
+    ffn=27648, vocabulary=152064,
 )  # fmt: skip
-LAYOUT = Layout(tp=8, pp=1, cp=1, dp=19, tokens_per_microbatch=20480)
-SIXTEEN_NODES = replace(LAYOUT, dp=16)
+SETUP = TrainerSetup(layout=Layout(tp=8, sequence_parallel=True), dp=19, tokens_per_microbatch=20480)
+SIXTEEN_NODES = replace(SETUP, dp=16)
 
 
-def lines_of(study: Study, layout: Layout = LAYOUT) -> dict[str, float]:
-    cost = training_cost(study.workload, study.searches[STATED].speed, layout)
+def lines_of(study: Study, setup: TrainerSetup = SETUP) -> dict[str, float]:
+    cost = training_cost(study.workload, study.searches[STATED].speed, setup)
     return {line.name: line.gpu_s for line in cost.lines}
 
 
@@ -69,7 +67,7 @@ def test_tokens_of_a_step(study: Study) -> None:
 
 
 def test_kv_cache_is_256_kib_a_token(study: Study) -> None:
-    assert study.model.kv_bytes_per_token == 2 * 8 * 128 * 64 * 2 == 262_144
+    assert kv_bytes_per_token(study.model) == 2 * 8 * 128 * 64 * 2 == 262_144
 
 
 def test_training_is_6_n_flops_a_token_at_40_percent_of_peak(study: Study) -> None:
@@ -167,12 +165,12 @@ def test_sandboxes_take_32_seconds_of_the_pool(study: Study) -> None:
 def test_push_leaves_through_one_nic_a_pipeline_stage(study: Study) -> None:
     # 64e9 bytes / (PP x 0.75 x 50e9)
     speed = study.searches[STATED].speed
-    assert push_s(speed, LAYOUT) == pytest.approx(64e9 / 37.5e9)
-    assert push_s(speed, replace(LAYOUT, pp=4)) == pytest.approx(64e9 / 150e9)
+    assert push_s(speed, SETUP) == pytest.approx(64e9 / 37.5e9)
+    assert push_s(speed, replace(SETUP, layout=Layout(tp=8, pp=4, sequence_parallel=True))) == pytest.approx(64e9 / 150e9)
 
 
 def test_memory_of_a_trainer_gpu(study: Study) -> None:
-    memory = training_memory(study.model, LAYOUT)
+    memory = training_memory(study.model, SETUP)
     assert memory.weights == pytest.approx(2 * 32e9 / 8)
     assert memory.gradients == pytest.approx(4 * 32e9 / 8)
     assert memory.optimizer == pytest.approx(12 * 32e9 / 8 / 19)
@@ -188,7 +186,7 @@ def test_memory_of_a_trainer_gpu(study: Study) -> None:
 def test_plan_meets_the_target_within_memory_and_staleness(study: Study, name: str) -> None:
     plan = study.best[name]
     assert plan.hours < 48
-    assert plan.training.layout.gpus + plan.generation.fleet.gpus <= 256
+    assert plan.training.setup.gpus + plan.generation.fleet.gpus <= 256
     assert plan.training.memory.bytes <= USABLE * 80e9
     assert plan.generation.running <= sequences_that_fit(study.workload, plan.speed, plan.generation.fleet.tp)
     assert plan.generation.longest_s + study.workload.sandbox_s <= plan.max_staleness * plan.step_s + 1e-6
@@ -197,7 +195,7 @@ def test_plan_meets_the_target_within_memory_and_staleness(study: Study, name: s
 @pytest.mark.parametrize("name", [STATED, CALIBRATED])
 def test_lines_add_up_to_the_step(study: Study, name: str) -> None:
     plan = study.best[name]
-    assert sum(line.gpu_s for line in plan.training.lines) == pytest.approx(plan.training.step_s * plan.training.layout.gpus)
+    assert sum(line.gpu_s for line in plan.training.lines) == pytest.approx(plan.training.step_s * plan.training.setup.gpus)
     assert sum(line.gpu_s for line in plan.generation.lines) == pytest.approx(plan.generation.step_s * plan.generation.fleet.gpus)
 
 
@@ -267,7 +265,7 @@ def test_cut_lengths_have_the_mean_that_was_asked_for(mean: float, sigma: float,
     calibrated=st.booleans(),
 )  # fmt: skip
 def test_more_sequences_take_longer_a_step_but_less_each(tp: int, few: int, more: int, context: float, calibrated: bool) -> None:
-    speed = Speed(model=read_model(KESTREL), cluster=H100, constants=stored().constants if calibrated else stated())
+    speed = Speed(model=KESTREL, cluster=H100, constants=stored().constants if calibrated else stated())
     less_s, more_s = speed.decode_step_s(tp, few, context), speed.decode_step_s(tp, few + more, context)
     assert less_s < more_s
     assert more_s / (few + more) < less_s / few
@@ -290,50 +288,31 @@ def test_push_costs_what_is_in_flight(study: Study) -> None:
 
 def test_model_folder_is_read_when_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        '{"num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,'
-        ' "intermediate_size": 25600, "vocab_size": 151936}'
+        '{"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 64,'
+        ' "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936,'
+        ' "max_position_embeddings": 40960, "rms_norm_eps": 1e-6}'
     )
-    model = read_model(config(f"model.path={tmp_path}"))
+    model = make_study(config(f"model.path={tmp_path}")).model
     assert model.parameters == pytest.approx(32.76e9, rel=1e-3)  # Qwen3-32B says 32.8B
     assert model.heads == 64
 
 
-WHOLE = {
-    "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672,
-    "vocab_size": 128256,
-}  # fmt: skip
+def test_key_value_heads_are_replicated_where_ranks_are_a_multiple_of_them() -> None:
+    few = ["model.shape.heads=40", "model.shape.kv_heads=2", "trainer.tp=4", "rollout.engine_tp=4"]
+    speed = make_study(config(*few)).searches[STATED].speed
+    assert kv_bytes_per_token(speed.model, 4) == 2 * kv_bytes_per_token(speed.model, 2) == 2 * kv_bytes_per_token(speed.model)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"hidden_size": None}, "lacks 'hidden_size': the planner knows dense decoders"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0, and must be a whole number of at least 1"),
-        ({"num_hidden_layers": -32}, "num_hidden_layers is -32"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"num_experts": 128}, "is of a mixture of 128 experts"),
-        ({"num_local_experts": 8}, "is of a mixture of 8 experts"),
-    ],
-)
-def test_model_that_is_no_dense_decoder_is_refused(changed: dict[str, object], said: str) -> None:
-    assert model_from_hf("whole", WHOLE).head_dim == 128
-    with pytest.raises(ConfigError, match=said):
-        model_from_hf("odd", {**WHOLE, **changed})
-
-
-@pytest.mark.parametrize(("content", "said"), [('{"num_hid', "cannot be read"), ("[1, 2]", "holds no model's configuration")])
-def test_damaged_config_of_a_model_is_named(tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/config.json {said}"):
-        read_model(config(f"model.path={tmp_path}"))
+LLAMA_70B = ModelShape(
+    name="70b", architecture="LlamaForCausalLM", stated_parameters=70_600_000_000, layers=80, hidden=8192, heads=64, kv_heads=8,
+    head_dim=128, ffn=28672, vocabulary=128256,
+)  # fmt: skip
 
 
 def test_pipelines_of_any_depth_that_divides_the_layers_are_tried() -> None:
     """80 layers on 40 GPUs: neither 2, 4 nor 8 stages leave whole replicas that fit."""
-    seventy = replace(
-        make_study(config()).searches[CALIBRATED].speed, model=replace(model_from_hf("70b", WHOLE), parameters=70.6e9)
-    )
-    found = {layout.pp for layout in layouts(seventy, 40, 20_480, 1)}
+    seventy = replace(make_study(config()).searches[CALIBRATED].speed, model=LLAMA_70B)
+    found = {setup.layout.pp for setup in setups(seventy, 40, 20_480, 1)}
     assert found == {1, 2, 4, 5, 8, 10}
 
 
@@ -348,7 +327,7 @@ def test_run_that_would_never_end_is_refused_with_its_reason() -> None:
     study = make_study(config("plan.node_mtbf_days=0.001"))
     with pytest.raises(ConfigError, match=r"plan.node_mtbf_days=0.001: one of \d+ trainer nodes fails every \d+ s .* no run"):
         _ = study.best
-    assert not isfinite(reliability(study.searches[STATED].speed, LAYOUT, steps=600, step_s=90.0).run_s)
+    assert not isfinite(reliability(study.searches[STATED].speed, SETUP, steps=600, step_s=90.0).run_s)
 
 
 def test_failures_cost_time_in_which_nodes_fail_too(study: Study) -> None:
@@ -367,23 +346,26 @@ def test_lost_node_is_no_what_if_where_none_would_be_left(study: Study) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("trainer.tp=16", "trainer.tp=16 does not divide the 40 query and 8 key-value heads; 8 does"),
-        ("trainer.pp=5", "trainer.pp=5 does not divide the 64 layers; 4 does"),
+        ("trainer.tp=16", "trainer.tp=16 does not divide the 40 attention heads of kestrel-32b; choose one of 1, 2, 4, 8$"),
+        ("trainer.pp=5", "trainer.pp=5 does not divide the 64 layers of kestrel-32b; choose one of 1, 2, 4, 8"),
         ("cluster.gpus_per_node=4", "reaches beyond a node of 4 GPUs .*; trainer.tp=4 is the largest that does not"),
-        ("rollout.engine_tp=3", "rollout.engine_tp=3 must divide .* 2 does"),
+        (
+            "rollout.engine_tp=3",
+            "rollout.engine_tp=3 does not divide the 40 attention heads .*; choose one of 1, 2, 4, 8$",
+        ),
         ("plan.completion_tokens=20000", "must lie between 0 and rollout.max_completion_tokens=16384"),
         ("plan.length_sigma=50", "plan.length_sigma=50: .* at most 5"),
         ("plan.compute_fraction=1.5", "plan.compute_fraction=1.5: must be above 0 and at most 1"),
         ("model.shape.parameters=-1", "model.shape.parameters=-1: must be at least 0"),
-        ("model.shape.heads=7", "trainer.tp=8 does not divide the 7 query and 8 key-value heads; 1 does"),
-        ("rollout.engine_tp=16", "rollout.engine_tp=16 must divide .* 8 does"),
+        ("model.shape.heads=7", "trainer.tp=8 does not divide the 7 attention heads of kestrel-32b; choose one of 1$"),
+        ("rollout.engine_tp=16", "rollout.engine_tp=16 does not divide the 40 attention heads"),
         ("cluster.nodes=-3", "cluster.nodes=-3: must be at least 1"),
         ("plan.completion_tokens=nan", "plan.completion_tokens=nan: must be a finite number"),
         ("plan.prompt_tokens=0", "plan.prompt_tokens=0.0: must be above 0"),
         ("plan.prompt_tokens=5000", "plan.prompt_tokens=5000: the mean cannot be above data.max_prompt_tokens=4096"),
         ("plan.hbm_gb_s=0", "plan.hbm_gb_s=0.0: must be above 0"),
         ("cluster.nodes=0", "cluster.nodes=0: must be at least 1"),
-        ("model.shape.kv_heads=0", "model.shape.kv_heads=0: the planner needs the model's dimensions"),
+        ("model.shape.kv_heads=0", "model.shape.kv_heads=0: give model.path a Hugging Face folder"),
     ],
 )
 def test_wrong_input_names_the_setting_and_what_works(override: str, said: str) -> None:
@@ -414,7 +396,7 @@ def test_run_that_cannot_be_as_configured_is_told_what_could(overrides: list[str
 
 def test_configured_run_that_fits_has_no_complaint(study: Study) -> None:
     assert study.misfit == ""
-    assert study.configured[STATED].training.layout.gpus == 136
+    assert study.configured[STATED].training.setup.gpus == 136
 
 
 @pytest.mark.parametrize("nodes", [12, 31])
@@ -473,6 +455,6 @@ def test_one_node_is_split_by_gpus() -> None:
         )
     )  # fmt: skip
     for plan in small.best.values():
-        assert plan.training.layout.gpus + plan.generation.fleet.gpus <= 8
+        assert plan.training.setup.gpus + plan.generation.fleet.gpus <= 8
         assert plan.generation.fleet.engines >= 1
-        assert plan.split == f"{plan.training.layout.gpus} + {8 - plan.training.layout.gpus}"
+        assert plan.split == f"{plan.training.setup.gpus} + {8 - plan.training.setup.gpus}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.shapes import Layout, ModelError, read_spec
+from conf.shapes import Layout, ModelError, read_shape
 from tests.trainer import jobs, namespaces, ranks
 from trainer import process_groups
 from trainer.megatron import checkpoint, shards
@@ -189,7 +189,7 @@ def save_while_training_goes_on(folder: str, checkpoints: str) -> dict:
             parameter.zero_()
     store.wait(timeout_s=60)
     checkpoint.load(checkpoint.latest(checkpoints), state)
-    weights = jobs.exported(list(state.chunks), read_spec(folder), mesh)
+    weights = jobs.exported(list(state.chunks), read_shape(folder), mesh)
     process_groups.shutdown()
     return weights
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from conf.shapes import Layout, read_spec
+from conf.shapes import Layout, read_shape
 from rollout.engine import Engine, EngineSettings
 from tests.ports import free_port
 from tests.trainer import jobs, ranks
@@ -54,8 +54,8 @@ def test_large_models_are_split_into_files_and_read_from_them(tmp_path):
 @pytest.mark.parametrize("family", ["qwen2", "qwen2-tied", "qwen3"])
 def test_the_manifest_lists_the_folder_without_a_model(tmp_path, family, layout):
     made = jobs.make_model(tmp_path, family)
-    spec = read_spec(tmp_path)
-    listed = [tensor for stage in range(layout.pp) for tensor in hf_manifest(spec, layout, stage, torch.float32)]
+    shape = read_shape(tmp_path)
+    listed = [tensor for stage in range(layout.pp) for tensor in hf_manifest(shape, layout, stage, torch.float32)]
     expected = made.state_dict()
     if made.config.tie_word_embeddings:
         del expected["lm_head.weight"]

@@ -91,7 +91,7 @@ def gradients(folder: str, case: Case) -> tuple[dict[str, float], list[dict[str,
             for buffer in chunk.buffers:
                 buffer.param_data.copy_(buffer.grad_data)
             chunk.start_param_sync(force_sync=True)
-        seen.append(exported(policy.chunks, policy.spec, policy.mesh))
+        seen.append(exported(policy.chunks, policy.shape, policy.mesh))
         for parameter, weight in zip(policy.parameters(), weights, strict=True):
             parameter.data.copy_(weight)
         for group in (group for chunk in policy.chunks for group in chunk.bucket_groups):

@@ -57,7 +57,7 @@ def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int)
         pusher.victim = victim if version == 1 and mesh.is_first_stage else 0
         reports.append(pusher.push(version))
         engines[:] = [e for e in engines if e.id in reports[-1].engines]
-        tensors = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.spec, mesh) if value is not None)
+        tensors = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.shape, mesh) if value is not None)
         (mine,) = weight_group.expected_checksums(tensors)
         theirs = asyncio.run(checksums(engines[0]))
         held.append({name: theirs[name] for name in mine} == mine)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.shapes import Layout, read_spec
+from conf.shapes import Layout, read_shape
 from rollout.engine import Engine, EngineSettings
 from rollout.engine_client import Generated
 from rollout.ledger.records import EngineInfo
@@ -28,7 +28,7 @@ def test_every_tensor_of_the_model_is_in_exactly_one_bucket(tmp_path: Path, pp: 
     from safetensors import safe_open
 
     folder = model_folder(tmp_path)
-    plan = plan_buckets(read_spec(folder), Layout(pp=pp), torch.float32, bucket_bytes)
+    plan = plan_buckets(read_shape(folder), Layout(pp=pp), torch.float32, bucket_bytes)
     sent = [(t.name, t.shape) for stage in plan for bucket in stage for t in bucket]
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         held = [(name, tuple(file.get_slice(name).get_shape())) for name in file.keys()]  # noqa: SIM118
@@ -70,7 +70,7 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
         held.append(list(report.engines))
         train_step(policy, batch(step), settings, Stopwatch())
     pusher.push(2)
-    hf_weights.save(policy.chunks, policy.spec, mesh, out, source_folder=folder)
+    hf_weights.save(policy.chunks, policy.shape, mesh, out, source_folder=folder)
     process_groups.shutdown()
     return held
 

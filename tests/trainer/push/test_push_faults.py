@@ -122,7 +122,7 @@ def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: st
         reports.append(pusher.push(version))
         there.engines = [e for e in engines if e.id not in reports[-1].failed]
         train_step(policy, batch(version), settings, Stopwatch()) if version < 2 else None
-    values = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.spec, mesh) if value is not None)
+    values = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.shape, mesh) if value is not None)
     (mine,) = weight_group.expected_checksums(values)
     held = asyncio.run(checksums([e for e in engines if e.id in reports[-1].engines]))
     process_groups.shutdown()
