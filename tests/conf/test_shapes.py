@@ -77,7 +77,9 @@ def test_a_broken_config_and_a_missing_key_are_named(tmp_path):
     (tmp_path / "config.json").write_text("[1, 2]")
     with pytest.raises(ModelError, match="does not describe a model"):
         read_shape(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 2}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 2, "hidden_size": 8})
+    )
     with pytest.raises(ModelError, match="num_hidden_layers"):
         read_shape(tmp_path)
 

@@ -7,8 +7,7 @@ from hydra import compose, initialize_config_module
 
 from conf.compose.load import register, to_run_config
 from conf.shapes import Layout, ModelError, ModelShape, shape_of
-from launch.plan import training
-from launch.plan.inputs import read_model
+from launch.plan.training import TrainerSetup, training_memory
 from trainer.megatron.families import parameter_count
 from trainer.preview.__main__ import run
 from trainer.preview.share import first_ranks, share_of
@@ -63,14 +62,10 @@ def test_every_tensor_is_counted_and_pushed_exactly_once_in_every_layout(model, 
 
 @pytest.mark.parametrize(("model", "layout", "dp"), CASES)
 def test_a_rank_holds_what_the_planner_says_and_all_of_them_the_model(model, layout, dp):
-    config = configured(model)
-    shape = shape_of(config.model)
+    shape = shape_of(configured(model).model)
     shares = [share_of(shape, layout, rank=rank, dp=dp, dtype=BF16) for rank in first_ranks(layout, dp)]
     assert sum(share.own_parameters for share in shares) * layout.tp == parameter_count(shape)
-    planned = training.training_memory(
-        read_model(config),
-        training.Layout(tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=dp, tokens_per_microbatch=20480),
-    )
+    planned = training_memory(shape, TrainerSetup(layout=layout, dp=dp, tokens_per_microbatch=20480))
     largest = max(shares, key=lambda share: share.parameters)
     # The planner leaves out norms and biases, and Megatron rounds its buffers up for equal parts.
     assert largest.parameter_bytes == pytest.approx(planned.weights, rel=2e-3)

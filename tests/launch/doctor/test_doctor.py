@@ -378,7 +378,7 @@ def test_launch_is_refused_with_every_failure_and_its_remedy(world: World) -> No
     with pytest.raises(ConfigError) as caught:
         check_before_start(world.config, world.folder / "run", world.case.processes, said.append)
     assert "trainer.tp=3 does not divide" in str(caught.value) and "train.jsonl:2: broken JSON" in str(caught.value)
-    assert "choose of 1, 2, 4, 8" in str(caught.value)
+    assert "choose one of 1, 2, 4, 8" in str(caught.value)
 
 
 def test_worst_finding_counts_the_others() -> None:

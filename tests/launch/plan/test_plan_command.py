@@ -63,7 +63,7 @@ def test_unknown_section_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("trainer.tp=3", "trainer.tp=3 does not divide the 40 query and 8 key-value heads; 2 does"),
+        ("trainer.tp=3", "trainer.tp=3 does not divide the 40 attention heads of kestrel-32b"),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
         ("trainer.tokens_per_microbatch=9000", "cannot hold the longest trajectory"),
     ],
