@@ -238,8 +238,6 @@ def shape_of(model: ModelConfig) -> ModelShape:
                 f"model.shape.{key}={size}: give model.path a Hugging Face folder that exists, or every field of model.shape "
                 "(see conf/model/kestrel_32b.yaml)"
             )
-    if shape.parameters < 0:
-        raise ModelError(f"model.shape.parameters={shape.parameters}: must be at least 0; 0 counts them from the dimensions")
     return ModelShape(
         name=folder.name, architecture=shape.architecture, tied=shape.tied, stated_parameters=shape.parameters, **sizes
     )
