@@ -118,6 +118,10 @@ class DataConfig:
     train: list[str] = texts("Problems to train on: JSONL files, or data sets such as hf://name?split=train")
     heldout: list[str] = texts("Problems for evaluation only")
     reader: str = choice("", "What reads the problems", {"": "JSONL files and hf://"}, loaded_by="queue")
+    system_prompt: str = text("", "System message of the problems that have none of their own")
+    chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict, metadata={RULE: Rule(meaning="Given to the model's chat template, as {enable_thinking: false}")}
+    )
     max_prompt_tokens: int = number(2048, "Problems with a longer prompt are left out", at_least=1)
     seed: int = number(0, "Seed of the order of the prompts", at_least=0, below=2**31)
 

@@ -20,8 +20,8 @@ from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
 from reward.sandbox.sandbox import Sandbox
 from rollout.exit_codes import CANNOT_START
-from rollout.prompts.dataset import ProblemError
 from rollout.prompts.decoder import decoder
+from rollout.prompts.problems import ProblemError
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 

@@ -17,9 +17,10 @@ from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG
 from launch.processes.prepare import RECIPES, makes
 from reward.task import TaskError, parse_task
-from rollout.prompts.dataset import Problem, ProblemError, load_tokenizer, read_problem, render
+from rollout.prompts.problems import Problem, ProblemError, read_problem
+from rollout.prompts.render import Renderer
+from rollout.prompts.sources import HUB
 
-REMOTE = "hf://"
 FAST_BYTES = 4 * 1024**2  # of each file that are read at a launch; the queue server reads all of it
 MOST_RENDERED = 2000
 TOO_LONG_FRACTION = 0.05
@@ -40,9 +41,9 @@ class Read:
 
 
 def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read:
-    """The problems of JSONL files, none skipped over in silence; remote data sets are left out."""
+    """The problems of JSONL files, none skipped over in silence; data sets of the hub are left out."""
     found, seen = Read(key), dict[str, str]()
-    for source in (s for s in sources if not s.startswith(REMOTE)):
+    for source in (s for s in sources if not s.startswith(HUB)):
         try:
             for where, line in _lines(Path(source), most_bytes):
                 try:
@@ -80,8 +81,10 @@ def _lines(path: Path, most_bytes: int | None) -> Iterator[tuple[str, str]]:
 def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
     counts = []
     data = case.config.data
+    if data.reader:
+        return skipped(f"the queue server reads them, with data.reader={data.reader}")
     for key, sources in (("data.train", data.train), ("data.heldout", data.heldout)):
-        remote = [source for source in sources if source.startswith(REMOTE)]
+        remote = [source for source in sources if source.startswith(HUB)]
         if remote and importlib.util.find_spec("datasets") is None:
             return failure(f"{key}: {remote[0]} needs the package `datasets`", "pip install datasets, or use a JSONL file")
         if len(remote) == len(sources):
@@ -101,9 +104,11 @@ def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
 
 def check_files(config: RunConfig) -> None:
     """Before anything is made: the files are there, or will be. Raises ConfigError."""
+    if config.data.reader:
+        return  # it alone knows what a source is
     for key, sources in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
         for source in sources:
-            if not (source.startswith(REMOTE) or Path(source).exists() or makes(RECIPES[config.model.prepare], source)):
+            if not (source.startswith(HUB) or Path(source).exists() or makes(RECIPES[config.model.prepare], source)):
                 raise ConfigError(f"{key}: cannot read the problems {source}: there is no such file")
 
 
@@ -118,8 +123,8 @@ def all_problems(case: Case) -> Finding:
 def held_out(case: Case) -> Finding:
     """A held-out problem that is trained on measures memory, not skill."""
     data = case.config.data
-    if not data.heldout:
-        return skipped("no held-out problems")
+    if not data.heldout or data.reader:
+        return skipped("no held-out problems" if not data.heldout else f"they are read with data.reader={data.reader}")
     trained = {_asked(problem) for problem in read_local("data.train", data.train, None).problems}
     kept = read_local("data.heldout", data.heldout, None).problems
     if not kept:
@@ -141,13 +146,13 @@ def prompts(case: Case) -> Finding:
     if not (folder / CONFIG).is_file():
         return skipped("there is no model folder")
     try:
-        tokenizer = load_tokenizer(str(folder))
-        problems = read_local("data.train", case.config.data.train, None).problems
-        rendered = [render(problem, tokenizer) for problem in problems[:MOST_RENDERED]]
+        renderer = Renderer.of(str(folder), case.config.data)
+        problems = [] if case.config.data.reader else read_local("data.train", case.config.data.train, None).problems
+        rendered = [renderer.render(problem) for problem in problems[:MOST_RENDERED]]
     except ProblemError as error:
         return failure(str(error), "mend the tokenizer's files or the problem")
     try:
-        return judge_prompts(case, tokenizer, [len(prompt.tokens) for prompt in rendered])
+        return judge_prompts(case, renderer.tokenizer, [len(prompt.tokens) for prompt in rendered])
     except ModelError as error:
         return failure(str(error), "give the folder of a supported model")
 

@@ -26,8 +26,9 @@ from rollout.exit_codes import CANNOT_START, NOT_NOW
 from rollout.ledger.journal import Journal, JournalError, JournalUnavailable
 from rollout.ledger.ledger import Ledger
 from rollout.ledger.rules import Rules, RulesError
-from rollout.prompts.dataset import ProblemError, PromptStream
-from rollout.prompts.rendered import rendered
+from rollout.prompts.cache import run_prompts
+from rollout.prompts.problems import ProblemError
+from rollout.prompts.stream import PromptStream
 from rollout.queue.keys import KeysError, RunKeys
 from rollout.queue.server import LONGEST_MESSAGE_BYTES, QueueServer
 
@@ -125,7 +126,7 @@ def numeric(endpoint: str) -> str:
 
 def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) -> QueueServer:
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
-    prompts = rendered(config, run / "prompts")
+    prompts = run_prompts(config, run)
     stream = PromptStream(prompts.train, config.data.seed)
     journal.belong_to(stream.digest)
     began = time.monotonic()

@@ -18,7 +18,7 @@ from rollout.ledger.leases import Lease
 from rollout.ledger.ledger import Ledger, LedgerError
 from rollout.ledger.records import EngineInfo, Finish, Heard, Prompt, Waiting
 from rollout.ledger.wire import WireError, decode, pack, unpack
-from rollout.prompts.dataset import PromptStream
+from rollout.prompts.stream import PromptStream
 from rollout.queue import messages as m
 from rollout.queue import status
 from rollout.queue.current_trainer import Overtaken, Seat

@@ -20,7 +20,7 @@ from rollout.ledger.journal import Journal
 from rollout.ledger.ledger import Ledger
 from rollout.ledger.records import Prompt
 from rollout.ledger.rules import Rules
-from rollout.prompts.dataset import PromptStream
+from rollout.prompts.stream import PromptStream
 from tests.chaos.cluster import PROBLEMS, WORKERS, ChaosError, Cluster
 from tests.chaos.proxy import Weather
 

@@ -7,7 +7,7 @@ from rollout.ledger.journal import Journal
 from rollout.ledger.ledger import Ledger
 from rollout.ledger.records import EngineInfo, Position
 from rollout.ledger.wire import pack, unpack
-from rollout.prompts.dataset import PromptStream
+from rollout.prompts.stream import PromptStream
 from rollout.queue import messages as m
 from rollout.queue.server import QueueServer
 from tests.rollout.builders import prompt, rules, segment, verdict

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conf.schema import DataConfig, ModelConfig, RunConfig
-from rollout.prompts import rendered as module
-from rollout.prompts.dataset import load_tokenizer
+from rollout.prompts import cache as module
+from rollout.prompts.cache import run_prompts
 from rollout.prompts.decoder import decoder
-from rollout.prompts.rendered import rendered
+from rollout.prompts.render import load_tokenizer
 from tests.rollout.stage import write_model
 
 
@@ -30,8 +30,8 @@ def write_problems(folder, count):
 def renderings(monkeypatch):
     """How often problems were read."""
     calls = []
-    true = module.load_prompts
-    monkeypatch.setattr(module, "load_prompts", lambda *given: calls.append(given) or true(*given))
+    true = module.read_problems
+    monkeypatch.setattr(module, "read_problems", lambda *given: calls.append(given) or true(*given))
     return calls
 
 
@@ -40,38 +40,38 @@ def same(a, b):
 
 
 def test_second_start_reads_the_copy(config, tmp_path, renderings):
-    first = rendered(config, tmp_path / "copy")
+    first = run_prompts(config, tmp_path)
     count = len(renderings)
-    second = rendered(config, tmp_path / "copy")
+    second = run_prompts(config, tmp_path)
     assert same(first, second) and len(renderings) == count and len(second.train) == 5
 
 
 def test_other_problems_other_limit_and_another_tokenizer_are_rendered(config, tmp_path, renderings):
-    rendered(config, tmp_path / "copy")
+    run_prompts(config, tmp_path)
     write_problems(tmp_path, 6)
-    assert len(rendered(config, tmp_path / "copy").train) == 6
+    assert len(run_prompts(config, tmp_path).train) == 6
     config.data.max_prompt_tokens = 2
-    assert len(rendered(config, tmp_path / "copy").train) == 0
+    assert len(run_prompts(config, tmp_path).train) == 0
     count = len(renderings)
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
-    rendered(config, tmp_path / "copy")
+    run_prompts(config, tmp_path)
     assert len(renderings) > count
 
 
 def test_damaged_copy_is_made_again(config, tmp_path, renderings):
-    first = rendered(config, tmp_path / "copy")
-    (file,) = (tmp_path / "copy").glob("*.msgpack")
+    first = run_prompts(config, tmp_path)
+    (file,) = (tmp_path / "prompts").glob("*.msgpack")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     count = len(renderings)
-    assert same(rendered(config, tmp_path / "copy"), first) and len(renderings) > count
-    assert same(rendered(config, tmp_path / "copy"), first) and len(renderings) == count + 2
+    assert same(run_prompts(config, tmp_path), first) and len(renderings) > count
+    assert same(run_prompts(config, tmp_path), first) and len(renderings) == count + 2
 
 
 def test_text_is_what_transformers_makes_of_tokens_also_from_the_copy(config, tmp_path):
     tokens = np.array([3, 0, 4, 511], np.int32)
     tokenizer = load_tokenizer(config.model.path)
     expected = tokenizer.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert [decoder(config.model.path, tmp_path / "copy")(tokens) for _ in range(2)] == [expected, expected]
-    assert expected == "t3 t4 t511" and len(list((tmp_path / "copy").iterdir())) == 1
+    assert [decoder(config.model.path, tmp_path / "prompts")(tokens) for _ in range(2)] == [expected, expected]
+    assert expected == "t3 t4 t511" and len(list((tmp_path / "prompts").iterdir())) == 1

@@ -1,0 +1,98 @@
+"""Problems become prompts: the model's chat template makes text of a problem, and its tokenizer makes tokens of the text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from jinja2 import TemplateError
+
+from conf.schema import DataConfig
+from rollout.ledger.records import Prompt
+from rollout.prompts.problems import Problem, ProblemError
+
+# What the code inside a template may raise, beside the errors that it raises on purpose.
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """The prompts of some problems, without those that are too long (id, tokens)."""
+
+    usable: Sequence[Prompt]
+    too_long: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renderer:
+    """Makes prompts for one model."""
+
+    tokenizer: Any
+    max_prompt_tokens: int
+    system_prompt: str = ""  # for problems that have no system message of their own
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # as {"enable_thinking": False}
+
+    @classmethod
+    def of(cls, model_path: str, data: DataConfig) -> Self:
+        """With the tokenizer in the model's folder. Raises ProblemError."""
+        return cls(
+            tokenizer=load_tokenizer(model_path),
+            max_prompt_tokens=data.max_prompt_tokens,
+            system_prompt=data.system_prompt,
+            template_kwargs=data.chat_template_kwargs,
+        )
+
+    def prompts(self, problems: Iterable[Problem]) -> Prompts:
+        """Raises ProblemError."""
+        found = [self.render(problem) for problem in problems]
+        return Prompts(
+            usable=tuple(prompt for prompt in found if len(prompt.tokens) <= self.max_prompt_tokens),
+            too_long=tuple((prompt.id, len(prompt.tokens)) for prompt in found if len(prompt.tokens) > self.max_prompt_tokens),
+        )
+
+    def render(self, problem: Problem) -> Prompt:
+        """The tokens that the model continues, the prefill included. Raises ProblemError."""
+        text = self._text(problem) if problem.raw is None else problem.raw
+        tokens = self.tokenizer.encode(text + problem.prefill, add_special_tokens=False)
+        if not tokens:
+            raise ProblemError(f"{problem.where}: problem {problem.id!r}: the prompt has no tokens")
+        return Prompt(
+            id=problem.id,
+            tokens=np.array(tokens, dtype=np.int32),
+            task=problem.task,
+            prefill=problem.prefill,
+            metadata=problem.metadata,
+        )
+
+    def _text(self, problem: Problem) -> str:
+        where = f"{problem.where}: problem {problem.id!r}"
+        if not self.tokenizer.chat_template:
+            raise ProblemError(
+                f'{where} needs a chat template and the tokenizer has none: add one to the model\'s folder, or set "raw": true'
+            )
+        messages = list(problem.messages)
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        options = {**self.template_kwargs, "tokenize": False, "add_generation_prompt": True}
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, **options))
+        except TEMPLATE_ERRORS as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ProblemError(
+                f"{where}: the model's chat template refuses it (roles: {roles}): {type(error).__name__}: {error}"
+            ) from error
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """The tokenizer of a model's folder. Raises ProblemError."""
+    import transformers  # slow
+
+    # AutoTokenizer of transformers 5 rebuilds tokenizer.json by the model's type, with that type's own rules for splitting
+    # text. They are wrong for a model that was trained with another tokenizer, so tokenizer.json is read as it is.
+    verbatim = (Path(model_path) / "tokenizer.json").is_file()
+    kind = transformers.PreTrainedTokenizerFast if verbatim else transformers.AutoTokenizer
+    try:
+        return kind.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # for a broken file tokenizers raises a bare Exception, and transformers a KeyError
+        raise ProblemError(f"no tokenizer in model.path={model_path}: {type(error).__name__}: {error}") from error
