@@ -101,7 +101,7 @@ def test_prompt_that_is_too_long_is_refused_and_counted(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"id": "p", "prompt"', 'broken JSON at column'),
+        ('{"id": "p", "prompt"', "broken JSON at column"),
         ([1, 2], "a problem is a JSON object, got list"),
         (problem(id=5), "`id` must be a string"),
         (problem(messages=[]), "problem 'p': a problem has either `prompt` or `messages`"),
