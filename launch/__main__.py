@@ -30,12 +30,12 @@ from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_
 from conf.compose.presets import check_names, check_presets, experiments
 from conf.compose.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
 from conf.schema import ConfigError, RunConfig
-from launch.hosts import with_device
+from launch.allocation import with_device
 from launch.processes.prepare import PrepareError
 from launch.processes.supervise import RunFailed
 from launch.report.sweep_jobs import Job, State, read_jobs, recorded
 from launch.run import dry_run, execute
-from launch.slurm.job import SlurmError, second_life
+from launch.slurm.job import SlurmError, was_requeued
 from rollout.queue.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
@@ -123,7 +123,7 @@ def _run(config: RunConfig, *, resumed: bool) -> float:
     run_dir = Path(config.output) / config.name
     if config.cluster.kind == "slurm":
         run_dir = run_dir.resolve()  # it is handed to other nodes
-        if second_life() and (run_dir / CONFIG_FILE).exists():
+        if was_requeued() and (run_dir / CONFIG_FILE).exists():
             stored = read_run(run_dir)
             check_resumed(stored, config)
             config.user_code, resumed = stored.user_code, True

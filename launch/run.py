@@ -1,4 +1,4 @@
-"""One run from start to end: prepare, check, place, start, watch, report."""
+"""One run from start to end: check, place, prepare, start, watch, report."""
 
 import shlex
 import time
@@ -9,40 +9,39 @@ from typing import TextIO
 from conf.compose.load import as_yaml
 from conf.schema import RunConfig
 from conf.user_code import changes
+from launch.allocation import Allocation, allocation_of, planned_nodes
 from launch.doctor.costs import costs
-from launch.doctor.examine import check_before_start
+from launch.doctor.examine import check_before_start, check_inputs, input_failures
 from launch.doctor.problems import check_files
-from launch.doctor.user_code import check_user_code
-from launch.hosts import Site, planned_nodes, site_of
-from launch.placement.placement import Node, Process, describe, place, trainer_ranks
+from launch.placement.placement import Node, ProcessSpec, describe, place, trainer_ranks
 from launch.placement.port_claims import PortClaims
 from launch.placement.ports import choose_base_port
-from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules
+from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules, Start
+from launch.processes.logs import TRAINER_FAILURE
 from launch.processes.prepare import RECIPES, prepare
-from launch.processes.run_dir import check_run_dir, held
+from launch.processes.run_dir import check_run_dir, locked_run_dir
 from launch.processes.supervise import Interrupted, RunFailed, Signals, supervise
 from launch.report.metrics import read_metrics
 from launch.report.progress import Progress
 from launch.report.recovery import Recoveries
 from launch.report.run_report import write_report
+from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
-from launch.report.terminal import Shown
-from launch.slurm.job import Job, SlurmError, requeue
+from launch.slurm.job import SlurmError, SlurmJob, requeue
 from rollout.queue.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
-DEAD_LAUNCHER_S = 180.0  # for a file system to notice that the node of the job's earlier life is dead: NFS takes 90 s and more
+LOCK_PATIENCE_S = 180.0  # a file system needs time to notice that an earlier launcher's node is dead: NFS 90 s and more
 
 
 def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resumed: bool, out: TextIO | None) -> float:
     """Runs to the end; `write` puts the configuration into the run's folder. Returns the run's outcome.
 
-    Raises ConfigError, PrepareError, SlurmError before anything is started, RunFailed and Interrupted after.
+    Raises ConfigError, PrepareError, SlurmError before anything starts, RunFailed and Interrupted after that.
     """
-
     with Signals() as signals, PortClaims() as claims:
-        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, out=Shown(out))
+        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, screen=Screen(out))
 
 
 def _execute(
@@ -53,106 +52,115 @@ def _execute(
     *,
     write: Callable[[], None],
     resumed: bool,
-    out: Shown,
+    screen: Screen,
 ) -> float:
-    def say(text: str) -> None:
-        print(text, file=out, flush=True)
-
     started_s = time.monotonic()
     check_run_dir(run_dir, resumed=resumed)
-    site = site_of(config)
-    if site.job is not None and len(site.nodes) != config.cluster.nodes:
-        planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner"
-        say(f"the run takes the {len(site.nodes)} nodes of its job; {planned}")
+    allocation = allocation_of(config)
+    job = allocation.job
+    base_port = choose_base_port(run_dir, config, allocation.is_free, take=claims.take, job=job.id if job else None)
+
+    def placed(lost: frozenset[str]) -> list[ProcessSpec]:
+        return place(config, run_dir, allocation.nodes, base_port, lost=lost)
+
     check_files(config)
-    base_port = choose_base_port(run_dir, config, site.is_free, take=claims.take, job=site.job.id if site.job else None)
-
-    def placed(lost: frozenset[str]) -> list[Process]:
-        return place(config, run_dir, site.nodes, base_port, lost=lost)
-
     processes = placed(frozenset())
-    check_user_code(config, run_dir, processes)
-    prepare(RECIPES[config.model.prepare], say)
-    check_before_start(config, run_dir, processes, say)
-    is_second_life = site.job is not None and site.job.restarts > 0
-    with held(run_dir, patience_s=DEAD_LAUNCHER_S if is_second_life else 0.0, say=say):
-        check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have begun and ended it since
-        began_at = newest_checkpoint(run_dir / CHECKPOINTS)
-        if resumed:
-            for line in changes(config, run_dir):
-                say(line)
+    check_inputs(config, run_dir, processes)
+    if job is not None and len(job.nodes) != config.cluster.nodes:
+        planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner only"
+        screen.say(f"the run uses the {len(job.nodes)} nodes of its job; {planned}")
+    prepare(RECIPES[config.model.prepare], screen.say)
+    check_before_start(config, run_dir, processes, screen.say)
+    patience_s = LOCK_PATIENCE_S if job is not None and job.restarts > 0 else 0.0
+    with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
+        check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
+        began_at = newest_checkpoint(run_dir)
+        for line in changes(config, run_dir) if resumed else ():
+            screen.say(line)
         write()
         RunKeys.create(run_dir)
-        say(f"{'resuming' if resumed else 'run'} {run_dir}: {_size(config, site.nodes)}, logs in {run_dir / LOGS}")
-        progress = Progress(run_dir, config.trainer.steps, processes, out, resumed=resumed)
+        size = _size(config, allocation.nodes)
+        screen.say(f"{'resuming' if resumed else 'run'} {run_dir}: {size}, logs in {run_dir / LOGS}")
+        progress = Progress(run_dir, config.trainer.steps, processes, screen, resumed=resumed)
         try:
-            end = _supervised(config, run_dir, Lifecycle(placed, rules(config)), site, progress, signals)
+            end = _supervised(run_dir, Lifecycle(placed, rules(config)), allocation, progress, signals)
         finally:
             _report(run_dir, progress.say)
-    _settle(end, config, run_dir, site.job, progress.say, began_at=began_at)
+    _conclude(end, config, run_dir, job, progress.say, began_at=began_at)
     if end.outcome is Outcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
 
 
 def _report(run_dir: Path, say: Callable[[str], None]) -> None:
-    """However the run ended: what becomes of it is not for a report to decide that a full disk has no room for."""
+    """Writes the report however the run ended. A full disk must not decide how the run ends."""
     try:
         write_report(run_dir)
     except OSError as error:
         say(f"warning: the run has no report: {error}")
 
 
-def _supervised(config: RunConfig, run_dir: Path, life: Lifecycle, site: Site, progress: Progress, signals: Signals) -> End:
+def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, progress: Progress, signals: Signals) -> End:
     recoveries = Recoveries(run_dir, progress.say)
 
     def tick() -> None:
         progress.tick()
         recoveries.tick()
 
+    def note(what: object) -> None:
+        if isinstance(what, Start) and what.process.role == "trainer":
+            (run_dir / TRAINER_FAILURE).unlink(missing_ok=True)  # of an earlier start
+        recoveries.note(what)
+
     return supervise(
-        life,
-        site.host(run_dir / LOGS),
+        lifecycle,
+        allocation.backend(run_dir / LOGS),
         signals,
         progress.say,
         tick=tick,
-        newest=lambda: newest_checkpoint(run_dir / CHECKPOINTS),
-        note=recoveries.note,
+        newest_checkpoint=lambda: newest_checkpoint(run_dir),
+        note=note,
     )
 
 
-def _settle(end: End, config: RunConfig, run_dir: Path, job: Job | None, say: Callable[[str], None], *, began_at: int) -> None:
-    """What follows from a run's end: a job that may still be finished is requeued. Raises RunFailed, Interrupted.
+def _conclude(
+    end: End, config: RunConfig, run_dir: Path, job: SlurmJob | None, say: Callable[[str], None], *, began_at: int
+) -> None:
+    """What follows from a run's end: a job that is not done is requeued. Raises RunFailed, Interrupted.
 
-    began_at: the version of the newest checkpoint when this life of the run began; one that added none would repeat itself.
+    began_at: the version of the newest checkpoint when the job last started. A job that added none would only repeat itself.
     """
-    newest = newest_checkpoint(run_dir / CHECKPOINTS)
-    start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
-    goes_on = "go on from the last checkpoint" if newest else "it has no checkpoint yet; begin it again"
-    resume = f"resume={shlex.quote(str(run_dir))}"
-    by_hand = f"make run {resume}   (python -m launch {resume})"
-    how_to_go_on = f"{goes_on} with: {by_hand if job is None else f'sbatch launch/kestrel_256.sh {resume}'}"
+    newest = newest_checkpoint(run_dir)
+    how_to_resume = _how_to_resume(run_dir, newest, in_job=job is not None)
     match end.outcome:
         case Outcome.INTERRUPTED:
-            say(f"interrupted; {how_to_go_on}")
+            say(f"interrupted; {how_to_resume}")
             raise Interrupted
         case Outcome.SAVED if job is not None and newest <= began_at:
             raise RunFailed(
-                f"the job was told to save before it had done a step more than version {newest}, so a further life would do no "
-                f"more: its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_go_on}"
+                f"the job was told to save before it had a step more than version {newest}, so starting it again would not help: "
+                f"its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_resume}"
             )
-        case Outcome.SAVED | Outcome.SHORT if job is not None and job.restarts < config.cluster.requeues:
+        case Outcome.SAVED | Outcome.TOO_FEW_NODES if job is not None and job.restarts < config.cluster.requeues:
+            start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
             say(f"the job asks to be requeued, to go on from {start}. {end.why}".rstrip())
             try:
                 requeue(job)
             except SlurmError as error:
-                raise RunFailed(f"{error}\n{how_to_go_on}") from error
+                raise RunFailed(f"{error}\n{how_to_resume}") from error
         case Outcome.SAVED if job is None:
-            say(f"saved version {newest}; {how_to_go_on}" if newest else how_to_go_on)
-        case Outcome.SAVED | Outcome.SHORT:
-            raise RunFailed(f"the job was requeued {config.cluster.requeues} times (cluster.requeues). {end.why}\n{how_to_go_on}")
+            say(f"saved version {newest}; {how_to_resume}" if newest else how_to_resume)
+        case Outcome.SAVED | Outcome.TOO_FEW_NODES:
+            times = config.cluster.requeues
+            raise RunFailed(f"the job was requeued {times} times (cluster.requeues). {end.why}\n{how_to_resume}")
         case Outcome.FAILED:
-            raise RunFailed(f"{end.why}\n{how_to_go_on}")
+            raise RunFailed(f"{end.why}\n{how_to_resume}")
+
+
+def _how_to_resume(run_dir: Path, newest: int, *, in_job: bool) -> str:
+    resume = f"resume={shlex.quote(str(run_dir))}"
+    command = f"sbatch launch/kestrel_256.sh {resume}" if in_job else f"make run {resume}   (python -m launch {resume})"
+    return f"{'go on from the last checkpoint' if newest else 'it has no checkpoint yet; begin it again'} with: {command}"
 
 
 def rules(config: RunConfig) -> Rules:
@@ -165,23 +173,32 @@ def rules(config: RunConfig) -> Rules:
     )
 
 
-def newest_checkpoint(folder: Path) -> int:
-    """The version of the newest whole checkpoint, by the names that the trainer gives them; 0 if there is none."""
-    versions = [path.name.removeprefix("version-") for path in folder.glob("version-*")]
+def newest_checkpoint(run_dir: Path) -> int:
+    """The version of the newest complete checkpoint, read from the folders' names; 0 if there is none."""
+    versions = [path.name.removeprefix("version-") for path in (run_dir / CHECKPOINTS).glob("version-*")]
     return max((int(version) for version in versions if version.isdigit()), default=0)
 
 
 def dry_run(config: RunConfig) -> str:
-    """Placement, configuration and, last, what it comes to: of a run on whatever machine; nothing is made or started."""
+    """Placement, configuration and costs of a run on any machine, and what would stop it. Nothing is made or started.
+
+    Raises ConfigError where a launch on this machine would.
+    """
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
     nodes = planned_nodes(config)
-    placed = place(config, run_dir, nodes, base_port)
-    return f"{describe(placed)}\n\n{as_yaml(config)}\n{'processes':<12} {_size(config, nodes)}\n{costs(config)}"
+    processes = place(config, run_dir, nodes, base_port)
+    if config.cluster.kind == "local" and config.cluster.nodes == 1:
+        check_inputs(config, run_dir, processes)
+    failures = [f"\n{'missing here':<12} {failure}" for failure in input_failures(config, run_dir, processes)]
+    return (
+        f"{describe(processes)}\n\n{as_yaml(config)}\n{'processes':<12} {_size(config, nodes)}\n{costs(config)}"
+        + "".join(failures)
+    )  # fmt: skip
 
 
 def _size(config: RunConfig, nodes: Sequence[Node]) -> str:
-    """What does the work: a trainer's or fleet's process on a node is but the torchrun of its ranks there."""
+    """The number of ranks, engines and judges. The processes of trainer and fleet on a node are only the torchrun of these."""
     counts = (
         (trainer_ranks(config), "trainer rank"),
         (config.rollout.engines, "engine"),

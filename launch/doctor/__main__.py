@@ -20,10 +20,10 @@ from rich.text import Text
 from conf.compose.load import composed, read_resumed, to_run_config
 from conf.compose.presets import check_presets
 from conf.schema import ConfigError, RunConfig
+from launch.allocation import nodes_at_hand, with_device
 from launch.doctor.case import DoctorError, gather
 from launch.doctor.examine import examine
 from launch.doctor.finding import Finding, Level
-from launch.hosts import nodes_at_hand, with_device
 from launch.placement.node_facts import port_is_free
 from launch.placement.placement import place
 from launch.placement.ports import choose_base_port
@@ -59,7 +59,7 @@ def table(findings: Sequence[tuple[str, Finding]]) -> Table:
         shown.add_column(title, overflow="fold")
     for name, finding in findings:
         # As texts: Rich takes [words] in a string for its own marks, and leaves them out.
-        shown.add_row(name, Text(str(finding.level), COLOURS[finding.level]), Text(finding.said), Text(finding.remedy))
+        shown.add_row(name, Text(str(finding.level), COLOURS[finding.level]), Text(finding.message), Text(finding.remedy))
     return shown
 
 

@@ -1,6 +1,6 @@
-"""What is examined: a run that is about to start, and what its nodes say about themselves.
+"""A case to examine: a run that is about to start, and the facts that its nodes report.
 
-The facts are gathered here, by a small script on every node and by every Python of the run (`node.py`); checks read them.
+A small script (placement/node_facts.py) collects the facts on every node, with every Python of the run.
 """
 
 import json
@@ -18,24 +18,24 @@ from conf.schema import ConfigError, RunConfig
 from conf.shapes import shape_of
 from launch.doctor.pins import pinned_packages
 from launch.placement import node_facts
-from launch.placement.placement import Process
-from launch.processes.prepare import PROJECT, RECIPES, makes
+from launch.placement.placement import ProcessSpec
+from launch.processes.prepare import PROJECT, RECIPES, will_make
 from launch.slurm.job import in_batch_job
-from launch.slurm.step import Where, everywhere_command
+from launch.slurm.step import StepContext, everywhere_command
 
 NODE_SCRIPT = Path(node_facts.__file__)
-NODES_S = 60.0  # for all nodes to answer
-IMAGE_S = 1200.0  # the same, when each may have to fetch the container's image first
-SHARED_S = 10.0  # for a file written on one node to be seen on another
+NODES_S = 60.0  # the time that all nodes have to answer
+IMAGE_S = 1200.0  # the same, when each node may have to download the container image first
+SHARED_S = 10.0  # the time until a file that one node wrote must be visible on another
 
 
 class DoctorError(RuntimeError):
-    """The facts could not be gathered; the message says from which nodes, and why."""
+    """The facts could not be collected. The message says from which nodes, and why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """What a node says, as one Python on it sees it. The fields are those of `node.facts`."""
+class NodeReport:
+    """The facts about a node as one Python on it sees them, with the fields of `node_facts.facts`."""
 
     node: str
     time_s: float
@@ -43,15 +43,15 @@ class Node:
     python_version: str
     packages: dict[str, str]
     env: dict[str, str]
-    limits: dict[str, int]  # soft ones; -1: none
+    limits: dict[str, int]  # soft limits; -1: unlimited
     shm_bytes: int  # free in /dev/shm
     memory_bytes: int  # available
     overcommit: int  # vm.overcommit_memory
-    ephemeral_from: int  # first port that the kernel hands out by itself
+    ephemeral_from: int  # the first port that the kernel assigns by itself
     interfaces: list[str]
     gpus: list[dict[str, Any]]
     canary: dict[str, str]
-    unseen: list[str]  # of the paths that were asked for
+    unseen: list[str]  # the paths of the request that do not exist there
     busy_ports: list[int]
 
 
@@ -59,10 +59,10 @@ class Node:
 class Case:
     config: RunConfig
     run_dir: Path
-    processes: Sequence[Process]
-    nodes: Sequence[Node] = ()
-    asked_s: tuple[float, float] = (0.0, 0.0)  # this machine's clock, before and after the nodes were asked
-    lost_canaries: Sequence[str] = ()  # nodes whose file did not come to be seen here
+    processes: Sequence[ProcessSpec]
+    nodes: Sequence[NodeReport] = ()
+    asked_s: tuple[float, float] = (0.0, 0.0)  # by this machine's clock, before and after the nodes were asked
+    lost_canaries: Sequence[str] = ()  # the nodes whose file did not become visible here
 
     @property
     def on_gpus(self) -> bool:
@@ -70,16 +70,16 @@ class Case:
 
     @property
     def asked_any(self) -> bool:
-        """Whether a node of the run has answered; outside of its Slurm job it is another machine that does."""
+        """Whether a node of the run has answered. Outside of the Slurm job, only this machine answers."""
         return not {process.node for process in self.processes}.isdisjoint(node.node for node in self.nodes)
 
     def made_later(self, path: str) -> bool:
-        """Whether the launch will make what is not there yet."""
-        return not Path(path).exists() and makes(RECIPES[self.config.model.prepare], path)
+        """Whether the launch will make the file or folder, which is not there yet."""
+        return not Path(path).exists() and will_make(RECIPES[self.config.model.prepare], path)
 
     @cached_property
     def parameters(self) -> float:
-        """Of the model; 0 when that is not known."""
+        """The number of the model's parameters; 0 when it is not known."""
         try:
             return shape_of(self.config.model).parameters
         except ConfigError:
@@ -87,7 +87,7 @@ class Case:
 
     @cached_property
     def roles_of(self) -> dict[str, list[str]]:
-        """Python -> the roles that it runs."""
+        """From each Python to the roles that it runs."""
         found: dict[str, list[str]] = {}
         for process in self.processes:
             roles = found.setdefault(process.argv[0], [])
@@ -96,8 +96,8 @@ class Case:
         return found
 
 
-def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Case:
-    """Asks every node, with every Python that the run uses. Raises DoctorError."""
+def gather(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> Case:
+    """Asks every node with every Python of the run. Raises DoctorError."""
     case = Case(config=config, run_dir=run_dir, processes=processes)
     request = json.dumps(
         {
@@ -112,8 +112,8 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
     with ThreadPoolExecutor() as pool:
         within_s = IMAGE_S if config.cluster.container else NODES_S
 
-        def ask(python: str) -> list[Node]:
-            """Named as the run names it: `python3` calls itself by its path."""
+        def ask(python: str) -> list[NodeReport]:
+            """The reports name the Python as the run does, since `python3` reports its own path."""
             command = everywhere([python, str(NODE_SCRIPT), request], config, run_dir, processes)
             return [replace(node, python=python) for node in _ask(command, within_s)]
 
@@ -124,40 +124,40 @@ def gather(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> Ca
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path itself, or the nearest folder above it that exists."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
 
 
 def inputs(config: RunConfig) -> Iterator[str]:
-    """What every node must see as this machine does; what is not even here is for other checks to say."""
+    """The files that every node must see as this machine does. Other checks report those that are missing here."""
     yield config.model.path
     yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)
 
 
-def everywhere(command: list[str], config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> list[str]:
-    """A command on this machine, or as a step on every node of these processes, if this one is in the run's Slurm job."""
+def everywhere(command: list[str], config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> list[str]:
+    """The command for this machine or, inside of the run's Slurm job, for a step on every node of these processes."""
     if config.cluster.kind != "slurm" or not in_batch_job():
         return command
     nodes = list(dict.fromkeys(process.node for process in processes))
-    where = Where(cluster=config.cluster, folders=(Path.cwd(), PROJECT, existing(run_dir).resolve()))
-    return everywhere_command(nodes, where, command)
+    context = StepContext(cluster=config.cluster, folders=(Path.cwd(), PROJECT, existing(run_dir).resolve()))
+    return everywhere_command(nodes, context, command)
 
 
-def _ask(command: list[str], within_s: float) -> list[Node]:
+def _ask(command: list[str], within_s: float) -> list[NodeReport]:
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
     except OSError as error:
         raise DoctorError(f"{command[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise DoctorError(f"`{' '.join(command[:6])} …` did not end within {within_s:g} s") from error
-    nodes = [Node(**json.loads(line)) for line in answer.stdout.splitlines() if line.startswith("{")]
+    nodes = [NodeReport(**json.loads(line)) for line in answer.stdout.splitlines() if line.startswith("{")]
     if answer.returncode or not nodes:
         raise DoctorError(f"`{' '.join(command[:6])} …` ended with {answer.returncode}: {answer.stderr.strip()[-600:]}")
     return nodes
 
 
-def _missing_canaries(nodes: Sequence[Node]) -> Iterator[str]:
-    """Looks for the nodes' files, with patience for a shared file system, and removes them."""
+def _missing_canaries(nodes: Sequence[NodeReport]) -> Iterator[str]:
+    """The nodes whose file does not become visible here in time. Removes the files."""
     until = time.monotonic() + SHARED_S
     for node in nodes:
         if "path" not in node.canary:

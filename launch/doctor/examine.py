@@ -1,4 +1,4 @@
-"""All checks in their order, and what a launch makes of the fast ones."""
+"""All checks in their order, and how a launch uses those of them that are fast."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,25 +8,41 @@ from conf.schema import ConfigError, RunConfig
 from launch.doctor import machine, model_folder, problems, software, storage, user_code
 from launch.doctor.case import Case, DoctorError, gather
 from launch.doctor.finding import Check, Finding, Level
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 
 CHECKS: tuple[Check[Case], ...] = (
     *model_folder.CHECKS, *problems.CHECKS, *user_code.CHECKS, *storage.CHECKS, *machine.CHECKS, *software.CHECKS,
 )  # fmt: skip
-REPLACED = {"problems": "all problems"}  # a fast check -> the slow one that says more
+INPUT_CHECKS = ("model folder", "layout", "problems", "user code")
+"""Checks of the user's own files. They need no answer of a node, so they run before anything is made."""
+
+FULL_VERSIONS = {"problems": "all problems"}  # from a fast check to the slow check that replaces it
 
 
 def examine(case: Case, *, fast: bool) -> Iterator[tuple[str, Finding]]:
-    """The findings in the order of the checks; the slow checks run side by side."""
-    asked = [c for c in CHECKS if (c.fast if fast else c.name not in REPLACED)]
+    """The findings in the order of the checks. The slow checks run in parallel."""
+    chosen = [check for check in CHECKS if (check.fast if fast else check.name not in FULL_VERSIONS)]
     with ThreadPoolExecutor() as pool:
-        waiting = {check.name: pool.submit(check.ask, case) for check in asked if not check.fast}
-        for check in asked:
-            yield check.name, waiting[check.name].result() if check.name in waiting else check.ask(case)
+        waiting = {check.name: pool.submit(check.run, case) for check in chosen if not check.fast}
+        for check in chosen:
+            yield check.name, waiting[check.name].result() if check.name in waiting else check.run(case)
 
 
-def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[Process], say: Callable[[str], None]) -> None:
-    """The fast checks: warnings are said, failures refuse the start. Raises ConfigError."""
+def input_failures(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> list[str]:
+    """What is wrong with model, problems, user code and checkpoint, as far as this machine sees them."""
+    case = Case(config=config, run_dir=run_dir, processes=processes)
+    findings = [check.run(case) for check in CHECKS if check.name in INPUT_CHECKS]
+    return [line(finding) for finding in findings if finding.level is Level.FAILURE]
+
+
+def check_inputs(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
+    """Before anything is made. Raises ConfigError."""
+    if failures := input_failures(config, run_dir, processes):
+        raise ConfigError("\n".join(failures))
+
+
+def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec], say: Callable[[str], None]) -> None:
+    """Runs the fast checks. Prints warnings; failures refuse the start. Raises ConfigError."""
     try:
         findings = list(examine(gather(config, run_dir, processes), fast=True))
     except DoctorError as error:
@@ -39,4 +55,4 @@ def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[Pro
 
 
 def line(finding: Finding) -> str:
-    return f"{finding.said}: {finding.remedy}" if finding.remedy else finding.said
+    return f"{finding.message}: {finding.remedy}" if finding.remedy else finding.message

@@ -1,4 +1,4 @@
-"""What a check says: how bad it is, what is the case, and what to do."""
+"""What a check finds: how bad it is, what is wrong, and what to do."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 
 class Level(IntEnum):
-    """From good to bad."""
+    """Ordered from good to bad."""
 
     OK = 0
-    SKIPPED = 1  # does not apply, or cannot be known here; the finding says why
+    SKIPPED = 1  # the check does not apply or cannot run here; the message says why
     WARNING = 2  # the run can start; it may be slow, or fail later
     FAILURE = 3  # the run would fail
 
@@ -21,38 +21,38 @@ class Level(IntEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     level: Level
-    said: str
+    message: str
     remedy: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.remedy) != (self.level >= Level.WARNING):
-            raise ValueError(f"a warning or failure has a remedy, and nothing else has: {self}")
+            raise ValueError(f"a warning or a failure must have a remedy, other findings must not: {self}")
 
 
-def ok(said: str) -> Finding:
-    return Finding(level=Level.OK, said=said)
+def ok(message: str) -> Finding:
+    return Finding(level=Level.OK, message=message)
 
 
 def skipped(why: str) -> Finding:
-    return Finding(level=Level.SKIPPED, said=why)
+    return Finding(level=Level.SKIPPED, message=why)
 
 
-def warning(said: str, remedy: str) -> Finding:
-    return Finding(level=Level.WARNING, said=said, remedy=remedy)
+def warning(message: str, remedy: str) -> Finding:
+    return Finding(level=Level.WARNING, message=message, remedy=remedy)
 
 
-def failure(said: str, remedy: str) -> Finding:
-    return Finding(level=Level.FAILURE, said=said, remedy=remedy)
+def failure(message: str, remedy: str) -> Finding:
+    return Finding(level=Level.FAILURE, message=message, remedy=remedy)
 
 
 def worst(findings: Iterable[Finding], otherwise: Finding) -> Finding:
-    """The first of the worst, and how many others there are; `otherwise` when there is none."""
+    """The first of the worst findings, with the number of the others; `otherwise` when nothing is wrong."""
     found = [f for f in findings if f.level >= Level.WARNING]
     if not found:
         return otherwise
     first = max(found, key=lambda f: f.level)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return Finding(level=first.level, said=first.said + more, remedy=first.remedy)
+    return Finding(level=first.level, message=first.message + more, remedy=first.remedy)
 
 
 T = TypeVar("T")
@@ -60,8 +60,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check(Generic[T]):
-    """A named question about a case. The fast ones run at every launch and take well under two seconds together."""
+    """A named check of a case. The fast checks run at every launch and take well under two seconds together."""
 
     name: str
-    ask: Callable[[T], Finding]
+    run: Callable[[T], Finding]
     fast: bool = True

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launch.doctor.case import Case, Node, inputs
+from launch.doctor.case import Case, NodeReport, inputs
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning, worst
 from launch.doctor.storage import WEIGHT_BYTES
 from launch.placement.node_facts import UNLIMITED
@@ -128,7 +128,7 @@ def _ranks(argv: tuple[str, ...]) -> int:
     return int(argv[argv.index("--nproc-per-node") + 1]) if "--nproc-per-node" in argv else 1
 
 
-def _least(case: Case, of: Callable[[Node], int], what: str, least: int, wanted: int, remedy: str) -> Finding:
+def _least(case: Case, of: Callable[[NodeReport], int], what: str, least: int, wanted: int, remedy: str) -> Finding:
     if not case.nodes:
         return skipped("no node answered")
     node = min(case.nodes, key=of)
@@ -202,16 +202,16 @@ def inputs_seen(case: Case) -> Finding:
 
 
 CHECKS = (
-    Check(name="nodes", ask=nodes_asked),
-    Check(name="GPUs", ask=gpus),
-    Check(name="shared folder", ask=shared_folder),
-    Check(name="inputs", ask=inputs_seen),
-    Check(name="ports", ask=ports),
-    Check(name="open files", ask=open_files),
-    Check(name="user processes", ask=user_processes),
-    Check(name="locked memory", ask=locked_memory),
-    Check(name="shared memory", ask=shared_memory),
-    Check(name="memory", ask=memory),
-    Check(name="overcommit", ask=overcommit),
-    Check(name="clocks", ask=clocks),
+    Check(name="nodes", run=nodes_asked),
+    Check(name="GPUs", run=gpus),
+    Check(name="shared folder", run=shared_folder),
+    Check(name="inputs", run=inputs_seen),
+    Check(name="ports", run=ports),
+    Check(name="open files", run=open_files),
+    Check(name="user processes", run=user_processes),
+    Check(name="locked memory", run=locked_memory),
+    Check(name="shared memory", run=shared_memory),
+    Check(name="memory", run=memory),
+    Check(name="overcommit", run=overcommit),
+    Check(name="clocks", run=clocks),
 )

@@ -136,7 +136,7 @@ def trainer_accepts(case: Case) -> Finding:
 
 
 CHECKS = (
-    Check(name="model folder", ask=model_folder),
-    Check(name="layout", ask=layout),
-    Check(name="trainer accepts", ask=trainer_accepts, fast=False),
+    Check(name="model folder", run=model_folder),
+    Check(name="layout", run=layout),
+    Check(name="trainer accepts", run=trainer_accepts, fast=False),
 )

@@ -15,7 +15,7 @@ from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG
-from launch.processes.prepare import RECIPES, makes
+from launch.processes.prepare import RECIPES, will_make
 from reward.task import TaskError, parse_task
 from rollout.prompts.problems import Problem, ProblemError, read_problem
 from rollout.prompts.render import Renderer
@@ -108,7 +108,7 @@ def check_files(config: RunConfig) -> None:
         return  # it alone knows what a source is
     for key, sources in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
         for source in sources:
-            if not (source.startswith(HUB) or Path(source).exists() or makes(RECIPES[config.model.prepare], source)):
+            if not (source.startswith(HUB) or Path(source).exists() or will_make(RECIPES[config.model.prepare], source)):
                 raise ConfigError(f"{key}: cannot read the problems {source}: there is no such file")
 
 
@@ -210,9 +210,9 @@ def run_tiny_job(command: Sequence[str]) -> Finding:
 
 
 CHECKS = (
-    Check(name="problems", ask=first_problems),
-    Check(name="all problems", ask=all_problems, fast=False),
-    Check(name="held-out problems", ask=held_out, fast=False),
-    Check(name="prompts", ask=prompts, fast=False),
-    Check(name="sandbox", ask=sandbox, fast=False),
+    Check(name="problems", run=first_problems),
+    Check(name="all problems", run=all_problems, fast=False),
+    Check(name="held-out problems", run=held_out, fast=False),
+    Check(name="prompts", run=prompts, fast=False),
+    Check(name="sandbox", run=sandbox, fast=False),
 )

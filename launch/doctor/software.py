@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from launch.doctor import pins
-from launch.doctor.case import Case, Node
+from launch.doctor.case import Case, NodeReport
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
 
 OLDEST_PYTHON = (3, 11)
@@ -135,15 +135,15 @@ def _install(roles: Sequence[str], *, gpus: bool) -> str:
     return f"pip install -e '.{f'[{extras}]' if extras else ''}' into that environment (docs/slurm.md)"
 
 
-def _place(node: Node) -> str:
+def _place(node: NodeReport) -> str:
     return f"{node.python} on {node.node}"
 
 
 CHECKS = (
-    Check(name="python environments", ask=python_environments),
-    Check(name="versions", ask=versions),
-    Check(name="same everywhere", ask=same_everywhere),
-    Check(name="NCCL", ask=nccl),
-    Check(name="interfaces", ask=interfaces),
-    Check(name="Weights & Biases", ask=weights_and_biases),
+    Check(name="python environments", run=python_environments),
+    Check(name="versions", run=versions),
+    Check(name="same everywhere", run=same_everywhere),
+    Check(name="NCCL", run=nccl),
+    Check(name="interfaces", run=interfaces),
+    Check(name="Weights & Biases", run=weights_and_biases),
 )

@@ -47,4 +47,4 @@ def _bytes(file: Path) -> int:
         return 0
 
 
-CHECKS = (Check(name="disk space", ask=disk_space),)
+CHECKS = (Check(name="disk space", run=disk_space),)

@@ -8,7 +8,7 @@ from conf.schema import ConfigError, RunConfig
 from conf.user_code import Named, find, named
 from launch.doctor.case import Case, everywhere
 from launch.doctor.finding import Check, Finding, Level, failure, ok, skipped
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 
 LOAD_S = 120.0  # most of it is the import of torch
 REMEDY = "mend the code or the setting; docs/extending.md has an example of each kind"
@@ -25,7 +25,7 @@ def loads(case: Case) -> Finding:
     return ok(", ".join(one.name for one in wanted))
 
 
-def _refusal(wanted: Sequence[Named], processes: Sequence[Process], case: Case) -> str:
+def _refusal(wanted: Sequence[Named], processes: Sequence[ProcessSpec], case: Case) -> str:
     for one in wanted:
         try:
             find(one.name, case.run_dir, setting=one.setting)
@@ -45,11 +45,11 @@ def _refusal(wanted: Sequence[Named], processes: Sequence[Process], case: Case) 
     return answer.stderr.strip()[-2000:] if answer.returncode else ""
 
 
-def check_user_code(config: RunConfig, run_dir: Path, processes: Sequence[Process]) -> None:
+def check_user_code(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
     """Before anything is made: every name can be loaded. Raises ConfigError."""
     found = loads(Case(config=config, run_dir=run_dir, processes=processes))
     if found.level is Level.FAILURE:
-        raise ConfigError(found.said)
+        raise ConfigError(found.message)
 
 
-CHECKS = (Check(name="user code", ask=loads, fast=False),)
+CHECKS = (Check(name="user code", run=loads, fast=False),)

@@ -1,1 +1,1 @@
-"""Where a run's processes go: nodes, GPUs and ports. Pure, but for the questions to this machine."""
+"""Where a run's processes go: nodes, GPUs and ports. Pure, except for the questions to this machine."""

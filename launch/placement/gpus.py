@@ -5,9 +5,9 @@ from itertools import takewhile
 from pathlib import Path
 
 
-def cuda_devices(said: str) -> tuple[str, ...]:
-    """The names in a CUDA_VISIBLE_DEVICES, up to the first that is none, as CUDA reads it."""
-    return tuple(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), (name.strip() for name in said.split(","))))
+def cuda_devices(value: str) -> tuple[str, ...]:
+    """The names in a value of CUDA_VISIBLE_DEVICES, up to the first that names no device, as CUDA reads it."""
+    return tuple(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), (name.strip() for name in value.split(","))))
 
 
 def gpus_found() -> int:
@@ -16,6 +16,6 @@ def gpus_found() -> int:
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """The names in CUDA_VISIBLE_DEVICES, by which whoever started this gave it a share of the machine; None: no word of it."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if said is None else cuda_devices(said)
+    """The names in CUDA_VISIBLE_DEVICES, if it was set to give this process a part of the machine; None if it is not set."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else cuda_devices(value)

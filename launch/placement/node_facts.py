@@ -1,8 +1,8 @@
-"""The facts of one node as one Python sees it, printed as a line of JSON. Run as a file, on every node, by any Python 3.11:
+"""The facts about one node, printed as one line of JSON. Run as a script on every node by each Python of the run (3.11 or newer):
 
     python launch/placement/node_facts.py '{"node": "", "canary": "/shared/out", "paths": [], "ports": [], "packages": ["torch"]}'
 
-It imports nothing but the standard library, so that an environment that lacks everything still answers.
+It imports the standard library only, so that an environment without any package still answers.
 """
 
 import errno
@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-TOLD_VARIABLES = ("NCCL_", "CUDA_", "GLOO_", "NVIDIA_", "TORCH_NCCL_")
+REPORTED_VARIABLES = ("NCCL_", "CUDA_", "GLOO_", "NVIDIA_", "TORCH_NCCL_")
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits")
 NVIDIA_SMI_S = 20.0
 UNLIMITED = -1
@@ -34,7 +34,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "python": sys.executable,
         "python_version": platform.python_version(),
         "packages": {name: found for name in request["packages"] if (found := _version(name))},
-        "env": {name: value for name, value in os.environ.items() if name.startswith(TOLD_VARIABLES)},
+        "env": {name: value for name, value in os.environ.items() if name.startswith(REPORTED_VARIABLES)},
         "limits": {
             name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0] for name in ("nofile", "nproc", "memlock")
         },
@@ -51,7 +51,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on the port now; what is only closing does not count."""
+    """Whether a server could listen on the port now. A connection that is only closing does not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -80,7 +80,7 @@ def _available_memory() -> int:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, memory and what of it is in use; none when the driver's tool is not there or does not answer."""
+    """Name, memory and used memory of each GPU; empty when nvidia-smi is missing or does not answer."""
     try:
         answer = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -90,17 +90,17 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def _megabytes(cell: str) -> int:
-    """0 for what is not told: `[N/A]` where GPU and host share their memory, or where the GPU is cut into parts."""
+    """0 for `[N/A]`, which nvidia-smi prints when GPU and host share memory, or when the GPU is partitioned."""
     return int(cell) if cell.isdigit() else 0
 
 
 def _write_canary(folder: Path) -> dict[str, str]:
-    """Writes a file with a word in it and reads it back; whoever asked looks for it from its own node, and removes it."""
+    """Writes a file and reads it back. The process that asked looks for the file from its own node, and removes it."""
     path, word = folder / f".canary-{uuid.uuid4().hex}", uuid.uuid4().hex
     try:
         path.write_text(word)
         if path.read_text() != word:
-            return {"error": f"{path} was written and reads otherwise"}
+            return {"error": f"{path} was written, but reads back differently"}
     except OSError as error:
         return {"error": f"{error.strerror} ({folder})"}
     return {"path": str(path), "word": word}

@@ -1,11 +1,11 @@
-"""Ports that a run has taken on this machine: its own from before anything listens on them until it ends.
+"""Claims ports on this machine for a run: from before anything listens on them until the run ends.
 
     with PortClaims() as claims:
-        claims.take(range(20_000, 20_034))     False if another run has one of them
+        claims.take(range(20_000, 20_034))     False if another run has claimed one of them
 
-A claim is a bound abstract Unix socket (Linux), one for each slot of SLOT_PORTS ports. Such a name belongs to one process of
-the network namespace, as a port does, whoever its user is; and the kernel gives it free when that process dies, however it
-does. Ports that are only looked at would be found free by two runs that start at the same moment.
+A claim is a bound abstract Unix socket (Linux), one for each slot of SLOT_PORTS ports. Such a name belongs to one process of the
+network namespace, as a port does, whoever its user is. The kernel releases it when the process dies. Two runs that start at the
+same moment and only test the ports would both find them free.
 """
 
 import errno
@@ -20,7 +20,7 @@ NAME = "\0kestrel-ports-"
 
 
 class PortClaims:
-    """What is taken is given back on leaving; children of this process do not inherit it."""
+    """Releases all claims when the context is left. Child processes do not inherit them."""
 
     def __init__(self) -> None:
         self._taken = ExitStack()
@@ -32,7 +32,7 @@ class PortClaims:
         self._taken.close()
 
     def take(self, ports: range) -> bool:
-        """All of them, or nothing and False."""
+        """Claims all of the ports, or none of them and returns False."""
         if sys.platform != "linux":
             return True
         with ExitStack() as taken:

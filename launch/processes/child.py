@@ -1,4 +1,4 @@
-"""Child processes that do not outlive this one: each in a session of its own, tied to this process by the guard."""
+"""Child processes that do not outlive this one: each has a session of its own, and the guard ties it to this process."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from rollout.guard import PARENT_VARIABLE, guarded
 
 
 def start_guarded(argv: Sequence[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    """Starts a command; `output` is the file descriptor that gets what it prints."""
+    """Starts a command whose output goes to the file descriptor `output`."""
     return subprocess.Popen(
         guarded(argv),
         stdin=subprocess.DEVNULL,
@@ -21,8 +21,8 @@ def start_guarded(argv: Sequence[str], env: Mapping[str, str], output: int) -> s
     )
 
 
-def end_group(popen: subprocess.Popen[bytes]) -> None:
-    """Ends a process that `start_guarded` started, and what it started, at once."""
+def kill_group(popen: subprocess.Popen[bytes]) -> None:
+    """Kills a process that `start_guarded` started, with its children, and waits for it."""
     signal_group(popen.pid, signal.SIGKILL)
     popen.wait()
 

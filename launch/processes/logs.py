@@ -1,4 +1,4 @@
-"""The logs of a run's processes: where one start ends and the next begins, and what a dead process has to say."""
+"""The logs of a run's processes: where each start begins, how a process ended, and why."""
 
 import os
 import re
@@ -9,19 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from launch.processes.lifecycle import Cause
+from launch.processes.lifecycle import Exit
 
 TAIL_LINES = 25
 READ_LINES = 200
 READ_BYTES = 256 * 1024
 START_MARK = "--- started "
 END_MARK = "--- ended "
-TORCHRUN_VERDICT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-"""torchrun itself ends with 1 whatever its worker did; this line of its log, in front of its own report, says more."""
+TRAINER_FAILURE = "trainer_failure.txt"
+"""The file in the run's folder where the first trainer rank that fails writes why. The errors of later ranks only say that a
+connection was closed."""
+TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+"""torchrun itself always exits with 1. This line of its log, before its own report, gives the worker's exit code."""
 
 
 def open_log(path: Path, argv: Sequence[str]) -> BinaryIO:
-    """To be appended to; it says what is started. A disk that is full keeps no process from its start."""
+    """Opens a log to append to, and writes the command into it. The process starts even if the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         log = path.open("ab", buffering=0)
@@ -33,7 +36,7 @@ def open_log(path: Path, argv: Sequence[str]) -> BinaryIO:
 
 
 def last_lines(log: Path, count: int = READ_LINES) -> list[str]:
-    """The last lines of a log, from the last start of its process on; none of a log that was cleared away."""
+    """The last lines of a log since the last start of its process; none if the log was removed."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
@@ -44,16 +47,31 @@ def last_lines(log: Path, count: int = READ_LINES) -> list[str]:
     return lines[starts[-1] + 1 if starts else 0 :][-count:]
 
 
-def cause_of_end(name: str, code: int, log: Path) -> Cause:
-    """Who died, how, and its last words: what torchrun reports after a worker's end is left out."""
+def read_exit(name: str, code: int, log: Path) -> Exit:
+    """Which process ended, how, and why. What torchrun reports after its worker has ended is left out."""
     lines = last_lines(log)
-    verdicts = [(n, found) for n, line in enumerate(lines) if (found := TORCHRUN_VERDICT.search(line))]
+    failures = [(n, found) for n, line in enumerate(lines) if (found := TORCHRUN_FAILURE.search(line))]
     who = name
-    if code == 1 and verdicts:
-        code, who = int(verdicts[-1][1][1]), f"{name} (worker {verdicts[-1][1][2]})"
-        lines = [line for line in lines[: verdicts[0][0]] if "closing signal SIGTERM" not in line]
-    words = "\n".join(f"    {line}" for line in [line for line in lines if not line.startswith(END_MARK)][-TAIL_LINES:])
-    return Cause(code=code, how=f"{who} {_how(code)}", last_words=f"The end of {log}:\n{words}")
+    if code == 1 and failures:
+        code, who = int(failures[-1][1][1]), f"{name} (worker {failures[-1][1][2]})"
+        lines = [line for line in lines[: failures[0][0]] if "closing signal SIGTERM" not in line]
+    lines = [line for line in lines if not line.startswith(END_MARK)][-TAIL_LINES:]
+    tail = f"The end of {log}:\n{_indented(lines)}"
+    if code and name.startswith("trainer-") and (first := _first_failure(log.parent.parent / TRAINER_FAILURE)):
+        tail = f"The first failure of the trainer, {_indented(first.splitlines()).lstrip()}\n{tail}"
+    return Exit(code=code, description=f"{who} {_how(code)}", log_tail=tail)
+
+
+def _first_failure(record: Path) -> str:
+    """Empty when no rank wrote why it failed, as one that was killed cannot. Rank 0 removes the record of an earlier start."""
+    try:
+        return record.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _how(code: int) -> str:

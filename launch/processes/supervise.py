@@ -1,11 +1,11 @@
-"""A run from its first process to its last: drives the lifecycle, on whatever host it runs.
+"""Runs a lifecycle on a backend, from the first process to the last.
 
     with Signals() as signals:
-        end = supervise(life, host, signals, say=print, tick=progress.tick, newest=lambda: 7)
+        end = supervise(lifecycle, backend, signals, say=print, tick=progress.tick, newest_checkpoint=lambda: 7)
 
-The lifecycle (lifecycle.py) decides, the host (local.py, slurm/host.py) does. SIGINT, SIGTERM and SIGHUP end the run, a
-second one at once; SIGUSR1 has the trainer save and the run end, to be gone on with. While the run lives a signal only
-sets a flag that is looked at ten times a second, so that no line here can be cut in two.
+The lifecycle (lifecycle.py) decides and the backend (local.py, slurm/backend.py) acts. SIGINT, SIGTERM and SIGHUP end the run;
+a second one ends it at once. SIGUSR1 makes the trainer save and the run end, to be resumed later. While the run lives, a signal
+only sets a flag that is read ten times a second, so no line here can be interrupted halfway.
 """
 
 import signal
@@ -16,130 +16,134 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from launch.placement.placement import Process
-from launch.processes.lifecycle import Action, Cause, End, Lifecycle, Outcome, Say, Start, Stop, TellToSave
+from launch.placement.placement import ProcessSpec
+from launch.processes.lifecycle import Action, End, Exit, Lifecycle, Outcome, RequestSave, Say, Start, Stop
 
 TICK_S = 0.1
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SAVING = signal.SIGUSR1
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAVE_SIGNAL = signal.SIGUSR1
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message says which process, why, and what its log says."""
+    """The run cannot go on. The message names the process, the reason, and the end of its log."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked for the end: of a whole sweep too."""
+    """A signal asked for the end of the run, and of the sweep that it belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A process that the host started has ended."""
+class Exited:
+    """A process that the backend started has ended."""
 
     name: str
-    cause: Cause
+    exit: Exit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
     node: str
     why: str
-    silent_s: float  # how long it was not heard before that was known
+    silent_s: float  # the time from its last heartbeat until the loss was known
 
 
-class Host(AbstractContextManager["Host"], Protocol):
-    """Where processes run. Leaving it ends all of them."""
+class Backend(AbstractContextManager["Backend"], Protocol):
+    """The machines where the processes run. Leaving the context ends all processes."""
 
-    def start(self, process: Process) -> None: ...
+    def start(self, process: ProcessSpec) -> None: ...
 
-    def stop(self, name: str, *, at_once: bool) -> None:
-        """Begins to end a process; that it has ended is told by `events`. If that was told already, nothing happens."""
+    def stop(self, name: str) -> None:
+        """Kills a process; `events` reports when it has ended. Does nothing if that was reported already."""
 
-    def tell_to_save(self, name: str) -> None:
-        """Likewise."""
+    def request_save(self, name: str) -> None:
+        """Asks a trainer process to save and to exit. Does nothing if its end was reported already."""
 
-    def events(self) -> Sequence[Ended | NodeLost]:
+    def events(self) -> Sequence[Exited | NodeLost]:
         """What has happened since the last call."""
 
-    def heard_s(self) -> float:
-        """Every node that is not lost was heard after this, in the monotonic clock's time."""
+    def heartbeat_s(self) -> float:
+        """Every node that is not lost has sent a heartbeat after this time of the monotonic clock."""
 
-    def left_s(self) -> float:
-        """How long anything can run here; inf if nobody set a limit."""
+    def time_left_s(self) -> float:
+        """The time until the machines are taken away; inf without a limit."""
 
-    def end_all(self, hurry: Callable[[], bool]) -> None:
-        """Ends everything: asks first, then forces, at once if there is a hurry."""
+    def end_all(self, at_once: Callable[[], bool]) -> None:
+        """Ends every process: asks first, then kills. Kills without waiting as soon as `at_once()` is true."""
 
 
 @dataclass(slots=True)
 class Signals:
-    """Those that came while it is entered. Outside of `kept` one that asks for the end raises Interrupted where it finds us."""
+    """Collects the signals that arrive. Outside of `deferred`, a signal that asks for the end raises Interrupted immediately."""
 
-    _came: list[int] = field(default_factory=list)
-    _keeps: bool = False
-    _old: dict[int, object] = field(default_factory=dict)
+    _received: list[int] = field(default_factory=list)
+    _deferred: bool = False
+    _old_handlers: dict[int, object] = field(default_factory=dict)
     _blocked: set[int] = field(default_factory=set)
 
     def __enter__(self) -> "Signals":
-        for number in (*ENDING, SAVING):
+        for number in (*END_SIGNALS, SAVE_SIGNAL):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started under nohup
-            self._old[number] = signal.signal(number, self._note)
-        # The batch script holds it back until now, so that it waits for whoever is still importing.
-        self._blocked = set(signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVING}))
+            self._old_handlers[number] = signal.signal(number, self._receive)
+        # The batch script blocks the signal while the launcher starts, so that it is not lost meanwhile.
+        self._blocked = set(signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE_SIGNAL}))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
-        for number, handler in self._old.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Within it they are noted only, for whoever looks."""
-        self._keeps = True
+    def deferred(self) -> Iterator[None]:
+        """Within this context signals are only collected."""
+        self._deferred = True
         try:
             yield
         finally:
-            self._keeps = False
+            self._deferred = False
 
     @property
-    def ending(self) -> list[int]:
-        return [number for number in self._came if number in ENDING]
+    def end_requests(self) -> list[int]:
+        return [number for number in self._received if number in END_SIGNALS]
 
     @property
-    def saving(self) -> bool:
-        return SAVING in self._came
+    def save_requested(self) -> bool:
+        return SAVE_SIGNAL in self._received
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came.append(number)
-        if number in ENDING and not self._keeps:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        if number in END_SIGNALS and not self._deferred:
             raise Interrupted
 
 
 def supervise(
-    life: Lifecycle,
-    host: Host,
+    lifecycle: Lifecycle,
+    backend: Backend,
     signals: Signals,
     say: Callable[[str], None],
     *,
     tick: Callable[[], None] = lambda: None,
-    newest: Callable[[], int] = lambda: 0,
+    newest_checkpoint: Callable[[], int] = lambda: 0,
     note: Callable[[object], None] = lambda what: None,
 ) -> End:
-    """Runs to the end. One that was told to save before it began has nothing to save, and does not begin.
+    """Runs to the end. A run that was asked to save before it began has nothing to save, and does not begin.
 
-    `tick` is called ten times a second, `newest` tells the version of the newest checkpoint, `note` gets every event and action.
+    `tick` is called ten times a second, `newest_checkpoint` returns a version, `note` receives every event and every action.
     """
-    if signals.saving:
-        return End(outcome=Outcome.SAVED, why="It was told so before anything was started.")
-    with signals.kept(), host:
-        end = _Loop(life=life, host=host, say=say, tick=tick, newest=newest, note=note, signals=signals).run()
-        answered = min(len(signals.ending), 1)  # a second one may have come before the first was looked at
-        host.end_all(lambda: len(signals.ending) > answered)
+    if signals.save_requested:
+        return End(outcome=Outcome.SAVED, why="The signal to save came before anything was started.")
+    with signals.deferred(), backend:
+        loop = _Loop(
+            lifecycle=lifecycle, backend=backend, say=say, tick=tick, newest_checkpoint=newest_checkpoint, note=note,
+            signals=signals,
+        )  # fmt: skip
+        end = loop.run()
+        answered = min(len(signals.end_requests), 1)  # a second signal may have come before the first was read
+        backend.end_all(lambda: len(signals.end_requests) > answered)
         tick()
-    if signals.ending and end.outcome is not Outcome.DONE:
-        # Whoever ends a run wants neither that it is requeued nor that a sweep goes on with the next one.
+    if signals.end_requests and end.outcome is not Outcome.DONE:
+        # Who interrupts a run wants neither a requeue nor the next run of the sweep.
         if end.why:
             say(end.why)
         return End(outcome=Outcome.INTERRUPTED)
@@ -148,51 +152,52 @@ def supervise(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Loop:
-    life: Lifecycle
-    host: Host
+    lifecycle: Lifecycle
+    backend: Backend
     say: Callable[[str], None]
     tick: Callable[[], None]
-    newest: Callable[[], int]
+    newest_checkpoint: Callable[[], int]
     note: Callable[[object], None]
     signals: Signals
 
     def run(self) -> End:
-        end = self._do(self.life.begin(time.monotonic()))
-        asked_to_save = False
+        end = self._take(self.lifecycle.begin(time.monotonic()))
+        save_requested = False
         while end is None:
             actions: list[Action] = []
-            events = self.host.events()
-            self.life.progressed(self.newest())  # after them: what a trainer wrote before it ended counts
+            events = self.backend.events()
+            # After the events, so that a checkpoint that the trainer wrote before it exited counts.
+            self.lifecycle.checkpointed(self.newest_checkpoint())
             for event in events:
                 self.note(event)
-                actions += self._tell(event)
-            if self.signals.ending:
-                actions += self.life.interrupt()
-            elif self.signals.saving and not asked_to_save:
-                asked_to_save = True
-                actions += self.life.save(time.monotonic(), self.host.left_s())
-            actions += self.life.tick(time.monotonic(), self.host.heard_s())
-            end = self._do(actions)
+                actions += self._report(event)
+            if self.signals.end_requests:
+                actions += self.lifecycle.interrupt()
+            elif self.signals.save_requested and not save_requested:
+                save_requested = True
+                actions += self.lifecycle.save(time.monotonic(), self.backend.time_left_s())
+            actions += self.lifecycle.tick(time.monotonic(), self.backend.heartbeat_s())
+            end = self._take(actions)
             self.tick()
             time.sleep(TICK_S)
         return end
 
-    def _tell(self, event: Ended | NodeLost) -> list[Action]:
+    def _report(self, event: Exited | NodeLost) -> list[Action]:
         now = time.monotonic()
         if isinstance(event, NodeLost):
-            return self.life.node_lost(event.node, event.why, now)
-        return self.life.ended(event.name, event.cause, now)
+            return self.lifecycle.node_lost(event.node, event.why, now)
+        return self.lifecycle.exited(event.name, event.exit, now)
 
-    def _do(self, actions: Sequence[Action]) -> End | None:
+    def _take(self, actions: Sequence[Action]) -> End | None:
         for action in actions:
             self.note(action)
             match action:
                 case Start(process=process):
-                    self.host.start(process)
-                case Stop(name=name, at_once=at_once):
-                    self.host.stop(name, at_once=at_once)
-                case TellToSave(name=name):
-                    self.host.tell_to_save(name)
+                    self.backend.start(process)
+                case Stop(name=name):
+                    self.backend.stop(name)
+                case RequestSave(name=name):
+                    self.backend.request_save(name)
                 case Say(text=text):
                     self.say(text)
                 case End():

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
-from launch.report.terminal import Shown
+from launch.report.screen import Screen
 
 HEADER_EVERY = 20
 PROBE_S = 1.0
@@ -111,7 +111,7 @@ class Listening:
 
 
 class Progress:
-    def __init__(self, run_dir: Path, steps: int, processes: Sequence[Process], out: Shown, *, resumed: bool) -> None:
+    def __init__(self, run_dir: Path, steps: int, processes: Sequence[ProcessSpec], out: Screen, *, resumed: bool) -> None:
         self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
         self._steps = steps
         self._out = out

@@ -1,4 +1,4 @@
-"""The Slurm job that the launcher runs in: its number, its nodes, and what it asks of Slurm."""
+"""The Slurm job in which the launcher runs: its number, its nodes, and the questions that it asks Slurm."""
 
 import json
 import os
@@ -22,38 +22,38 @@ PROBE = Path(__file__).with_name("probe.py")
 
 
 class SlurmError(RuntimeError):
-    """A command of Slurm's failed."""
+    """A Slurm command failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class SlurmJob:
     id: int
-    restarts: int  # how often it was requeued
-    nodes: tuple[Node, ...]  # the first one runs the batch script, and so this process
+    restarts: int  # how often the job was requeued
+    nodes: tuple[Node, ...]  # the batch script, and so this process, runs on the first one
 
 
 def in_batch_job() -> bool:
-    """Whether this process runs in a batch script of Slurm's."""
+    """Whether this process runs in a Slurm batch script."""
     return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_STEP_ID", "") in ("", "4294967291")
 
 
-def second_life() -> bool:
-    """Whether this job was requeued: then its run has begun already."""
+def was_requeued() -> bool:
+    """Whether this job was requeued. Then its run exists already."""
     return in_batch_job() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
 
 
-def this_job(gpus_per_node: int) -> Job:
-    """gpus_per_node: 0 for what Slurm gave. Raises ConfigError outside a job, SlurmError."""
+def this_job(gpus_per_node: int) -> SlurmJob:
+    """gpus_per_node: 0 means the number that Slurm assigned. Raises SlurmError, and ConfigError outside of a batch job."""
     if not in_batch_job():
         raise ConfigError(
-            "cluster.kind=slurm: this is no batch job of Slurm's; submit it: sbatch launch/kestrel_256.sh [override …]"
+            "cluster.kind=slurm: this process is not in a Slurm batch job; submit one: sbatch launch/kestrel_256.sh [override …]"
         )
     env = os.environ
     names = ask("scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]).split()
-    names.sort(key=lambda name: name != env.get("SLURMD_NODENAME"))  # the batch node first, the others as they come
+    names.sort(key=lambda name: name != env.get("SLURMD_NODENAME"))  # the batch node first, the others in their order
     addresses = parse_addresses(ask("scontrol", "show", "node", "--oneliner", ",".join(names)))
     gpus = gpus_per_node or int(env.get("SLURM_GPUS_ON_NODE", "0"))
-    return Job(
+    return SlurmJob(
         id=int(env["SLURM_JOB_ID"]),
         restarts=int(env.get("SLURM_RESTART_COUNT", "0")),
         nodes=tuple(Node(name=name, address=addresses[name], gpus=gpus) for name in names),
@@ -61,12 +61,12 @@ def this_job(gpus_per_node: int) -> Job:
 
 
 def parse_addresses(text: str) -> dict[str, str]:
-    """Node names and addresses from `scontrol show node --oneliner`."""
+    """Node names and addresses, from the output of `scontrol show node --oneliner`."""
     addresses: dict[str, str] = {}
     for line in text.splitlines():
-        said: dict[str, str] = dict(re.findall(r"\b(NodeName|NodeAddr)=(\S+)", line))
-        if name := said.get("NodeName"):
-            addresses[name] = said.get("NodeAddr", name)
+        fields: dict[str, str] = dict(re.findall(r"\b(NodeName|NodeAddr)=(\S+)", line))
+        if name := fields.get("NodeName"):
+            addresses[name] = fields.get("NodeAddr", name)
     return addresses
 
 
@@ -81,13 +81,13 @@ def ask(*command: str, timeout_s: float = ASK_S) -> str:
     return done.stdout
 
 
-def requeue(job: Job) -> None:
-    """Gives the nodes back and has the job start again later. Slurm ends this process then. Raises SlurmError."""
+def requeue(job: SlurmJob) -> None:
+    """Returns the nodes and makes Slurm start the job again later. Slurm then ends this process. Raises SlurmError."""
     ask("scontrol", "requeue", str(job.id))
 
 
-def time_left_s(job: Job) -> float:
-    """Until Slurm ends the job; inf if it has no limit, or Slurm does not say."""
+def time_left_s(job: SlurmJob) -> float:
+    """The time until Slurm ends the job; inf if the job has no limit, or if Slurm does not answer."""
     try:
         return parse_duration_s(ask("squeue", "--noheader", "--jobs", str(job.id), "--format", "%L", timeout_s=TIME_LEFT_S))
     except SlurmError:
@@ -95,7 +95,7 @@ def time_left_s(job: Job) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Slurm's `1-02:03:04`, `2:03:04` or `3:04` in seconds; inf for a word, as UNLIMITED."""
+    """Converts Slurm's `1-02:03:04`, `2:03:04` or `3:04` to seconds; inf for a word such as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if found is None:
         return inf
@@ -104,37 +104,37 @@ def parse_duration_s(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probed:
-    """What the job finds on its nodes."""
+class ProbeResult:
+    """The answers of all nodes."""
 
-    taken: frozenset[int]  # ports, on any of them
-    gpus: Mapping[str, tuple[str, ...]]  # of each node where Slurm hands out GPUs, those that are the job's
+    ports_in_use: frozenset[int]  # on any of the nodes
+    gpus: Mapping[str, tuple[str, ...]]  # the job's GPUs, for each node where Slurm assigns GPUs
 
 
-def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> Probed:
+def probe(nodes: Sequence[Node], srun_args: Sequence[str]) -> ProbeResult:
     """Asks every node. Raises SlurmError."""
     names = [node.name for node in nodes]
     return read_probe(ask(*probe_command(names, [sys.executable, "-S", str(PROBE)], srun_args), timeout_s=PROBE_S), names)
 
 
-def read_probe(text: str, names: Sequence[str]) -> Probed:
-    """Reads what the probes printed, a line a node. Raises SlurmError."""
-    answers = [json.loads(line) for line in text.splitlines() if line.startswith("{")]  # a site's prolog may speak too
-    said = {answer["node"]: answer for answer in answers}
-    if silent := [name for name in names if name not in said]:
-        raise SlurmError(f"no word from {', '.join(silent)} before the start")
-    return Probed(
-        taken=frozenset(port for answer in said.values() for port in answer["taken"]),
-        gpus={name: cuda_devices(answer["gpus"]) for name, answer in said.items() if answer["gpus"] is not None},
+def read_probe(text: str, names: Sequence[str]) -> ProbeResult:
+    """Reads what the probes printed, one line per node. Raises SlurmError."""
+    answers = [json.loads(line) for line in text.splitlines() if line.startswith("{")]  # a cluster's prolog may print other lines
+    by_node = {answer["node"]: answer for answer in answers}
+    if silent := [name for name in names if name not in by_node]:
+        raise SlurmError(f"no answer from {', '.join(silent)} before the start")
+    return ProbeResult(
+        ports_in_use=frozenset(port for answer in by_node.values() for port in answer["ports_in_use"]),
+        gpus={name: cuda_devices(answer["gpus"]) for name, answer in by_node.items() if answer["gpus"] is not None},
     )
 
 
-def given_gpus(nodes: Sequence[Node], probed: Probed) -> tuple[Node, ...]:
-    """The nodes with the names of those of their GPUs that are the job's, as many as the run wants. Raises ConfigError."""
+def with_assigned_gpus(nodes: Sequence[Node], probed: ProbeResult) -> tuple[Node, ...]:
+    """The nodes with the names of the GPUs that the job has there. Raises ConfigError if a node has too few."""
     for node in nodes:
         if len(names := probed.gpus.get(node.name, ())) < node.gpus and node.name in probed.gpus:
             raise ConfigError(
-                f"the run wants {node.gpus} GPUs on {node.name}, and Slurm gave the job {len(names)} there "
+                f"the run needs {node.gpus} GPUs on {node.name}, but Slurm assigned {len(names)} to the job there "
                 f"(CUDA_VISIBLE_DEVICES={','.join(names)}): ask for them (sbatch --gpus-per-node={node.gpus}), or set "
                 f"cluster.gpus_per_node={len(names)}"
             )

@@ -1,8 +1,8 @@
-"""Which nodes of a Slurm job are still there.
+"""Watches which nodes of a Slurm job are alive.
 
-A node is lost when Slurm has taken it from the job, as it does when it finds it down, or when it was silent for
-`silence_s`: a step over all nodes says each one's name every two seconds, through Slurm's own channels, and so needs
-neither a port nor a file. Slurm alone would take minutes on most clusters (SlurmdTimeout).
+A node is lost when Slurm has taken it from the job, as Slurm does when it finds a node down, or when its heartbeat was missing
+for `silence_s`. The heartbeat is a step over all nodes that prints each node's name every two seconds. It uses Slurm's own
+channels, so it needs no port and no file. Slurm alone would take minutes on most clusters (SlurmdTimeout).
 """
 
 import os
@@ -11,104 +11,108 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
-from launch.processes.child import end_group, signal_group, start_guarded
-from launch.slurm.step import beat_command, nodes_command
+from launch.processes.child import kill_group, signal_group, start_guarded
+from launch.slurm.step import heartbeat_command, nodes_command
 
-POLL_S = 5.0  # between two looks at what Slurm says
-ANSWER_S = 30.0  # for Slurm to say it
-PAUSE_S = 5.0  # a longer time between two looks means that this process was stopped, and all of a suspended job with it
-BEAT_AGAIN_S = 5.0  # before the heartbeat's step is started again, should it end
+ASK_EVERY_S = 5.0  # how often Slurm is asked for the job's nodes
+ANSWER_S = 30.0  # the time that Slurm has to answer
+SUSPENDED_S = 5.0  # a longer time between two polls means that this process was stopped, and with it the whole job
+RESTART_HEARTBEAT_S = 5.0  # the delay before the heartbeat's step is started again
 
 
 class NodeWatch:
-    """Watches nodes until they are lost. Times are the monotonic clock's."""
+    """Watches nodes until they are lost. Times are those of the monotonic clock."""
 
     def __init__(self, job: int, nodes: Sequence[str], silence_s: float, srun_args: Sequence[str] = ()) -> None:
         self._job, self._nodes = job, list(nodes)
         self._silence_s, self._srun_args = silence_s, srun_args
-        self._heard_s: dict[str, float] = {}
-        self._listening_s = 0.0  # since when the heartbeat's step runs, and this process too
-        self._looked_s = float("inf")
-        self._vouched_s = float("-inf")  # when Slurm last said which nodes the job has
-        self._beat: _Command | None = None
-        self._beat_due_s = 0.0
+        self._heartbeats_s: dict[str, float] = {}  # the last one of each node
+        self._listening_since_s = 0.0  # since when both the heartbeat's step and this process have been running
+        self._last_poll_s = float("inf")
+        self._confirmed_s = float("-inf")  # when Slurm last said which nodes the job has
+        self._heartbeat: _Command | None = None
+        self._heartbeat_due_s = 0.0
         self._question: _Command | None = None
         self._question_due_s = 0.0
 
-    def look(self, now: float) -> dict[str, str]:
-        """The nodes that are lost since the last look, and why; called several times a second."""
-        if now - self._looked_s > PAUSE_S:
-            self._listening_s = now
-        self._looked_s = now
-        self._listen(now)
+    def poll(self, now: float) -> dict[str, str]:
+        """The nodes that were lost since the last call, and why. Called several times a second."""
+        if now - self._last_poll_s > SUSPENDED_S:
+            self._listening_since_s = now
+        self._last_poll_s = now
+        self._read_heartbeats(now)
         lost = self._silent(now) | self._taken(now)
         self._nodes = [node for node in self._nodes if node not in lost]
         return lost
 
-    def heard_at(self, node: str) -> float:
-        """When the node was last heard. For one that never was, and while nobody is, Slurm's word must do."""
-        if node not in self._heard_s:
-            return self._vouched_s
-        return self._heard_s[node] if self._is_heard() else max(self._heard_s[node], self._vouched_s)
+    def last_heartbeat_s(self, node: str) -> float:
+        """When the node was last known to be alive. While there is no heartbeat, Slurm's answer counts."""
+        if node not in self._heartbeats_s:
+            return self._confirmed_s
+        last_s = self._heartbeats_s[node]
+        return last_s if self._heartbeat_works() else max(last_s, self._confirmed_s)
 
-    def heard_s(self) -> float:
-        """Every node that is not lost was heard after this."""
-        return min((self.heard_at(node) for node in self._nodes), default=float("inf"))
+    def heartbeat_s(self) -> float:
+        """Every node that is not lost was alive after this time."""
+        return min((self.last_heartbeat_s(node) for node in self._nodes), default=float("inf"))
 
     def ask_soon(self) -> None:
-        """Something happened that a lost node would explain."""
+        """Asks Slurm at the next poll, because a lost node would explain what happened."""
         self._question_due_s = 0.0
 
     def end(self) -> None:
-        for command in (self._beat, self._question):
+        for command in (self._heartbeat, self._question):
             if command is not None:
                 command.end()
-        self._beat = self._question = None
+        self._heartbeat = self._question = None
 
-    def _listen(self, now: float) -> None:
-        if self._beat is None:
-            if now >= self._beat_due_s:
-                self._beat, self._listening_s = _Command(beat_command(self._nodes, self._srun_args), now), now
+    def _read_heartbeats(self, now: float) -> None:
+        if self._heartbeat is None:
+            if now >= self._heartbeat_due_s:
+                command = heartbeat_command(self._nodes, self._srun_args)
+                self._heartbeat, self._listening_since_s = _Command(command, now), now
             return
-        for line in self._beat.lines():
+        for line in self._heartbeat.lines():
             if line in self._nodes:
-                self._heard_s[line] = now
-        if self._beat.popen.poll() is not None:
-            self._beat.end()
-            self._beat, self._beat_due_s = None, now + BEAT_AGAIN_S
+                self._heartbeats_s[line] = now
+        if self._heartbeat.popen.poll() is not None:
+            self._heartbeat.end()
+            self._heartbeat, self._heartbeat_due_s = None, now + RESTART_HEARTBEAT_S
 
     def _silent(self, now: float) -> dict[str, str]:
-        """Silence counts only for those who spoke, and while it could be broken: not before the step's first word.
+        """Nodes whose heartbeat has stopped. A node counts only after its first heartbeat, and while the step works.
 
-        A step that Slurm is slow to start, or does not start, says nothing about the nodes.
+        A step that Slurm starts late, or not at all, says nothing about the nodes.
         """
-        if not self._is_heard():
+        if not self._heartbeat_works():
             return {}
-        since = {node: now - max(heard_s, self._listening_s) for node, heard_s in self._heard_s.items() if node in self._nodes}
+        since = {
+            node: now - max(last_s, self._listening_since_s) for node, last_s in self._heartbeats_s.items() if node in self._nodes
+        }
         return {node: f"silent for {silent_s:.0f} s" for node, silent_s in since.items() if silent_s > self._silence_s}
 
-    def _is_heard(self) -> bool:
-        """Whether the heartbeat's present step has spoken."""
-        return self._beat is not None and max(self._heard_s.values(), default=0.0) > self._listening_s
+    def _heartbeat_works(self) -> bool:
+        """Whether the present step of the heartbeat has printed anything."""
+        return self._heartbeat is not None and max(self._heartbeats_s.values(), default=0.0) > self._listening_since_s
 
     def _taken(self, now: float) -> dict[str, str]:
         if self._question is None:
             if now >= self._question_due_s:
                 self._question = _Command(nodes_command(self._job), now)
             return {}
-        asked = self._question
-        if asked.popen.poll() is None and now < asked.started_s + ANSWER_S:
+        question = self._question
+        if question.popen.poll() is None and now < question.started_s + ANSWER_S:
             return {}
-        kept = asked.lines() if asked.popen.returncode == 0 else self._nodes
-        if asked.popen.returncode == 0:
-            self._vouched_s = asked.started_s
-        asked.end()
-        self._question, self._question_due_s = None, now + POLL_S
+        kept = question.lines() if question.popen.returncode == 0 else self._nodes
+        if question.popen.returncode == 0:
+            self._confirmed_s = question.started_s
+        question.end()
+        self._question, self._question_due_s = None, now + ASK_EVERY_S
         return {node: "Slurm took it from the job" for node in self._nodes if node not in kept}
 
 
 class _Command:
-    """A command whose lines are read as they come."""
+    """A running command whose output is read line by line without blocking."""
 
     def __init__(self, argv: Sequence[str], now: float) -> None:
         self.started_s = now
@@ -121,7 +125,7 @@ class _Command:
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """Whole lines that came since the last call."""
+        """The whole lines that came since the last call."""
         while True:
             try:
                 data = os.read(self._read_end, 65536)
@@ -139,9 +143,9 @@ class _Command:
 
 
 def end_step(srun: subprocess.Popen[bytes]) -> None:
-    """SIGTERM has srun end its step; what does not end so is killed."""
+    """On SIGTERM srun ends its step. If it does not, it is killed."""
     if srun.poll() is None:
         signal_group(srun.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             srun.wait(timeout=5.0)
-    end_group(srun)
+    kill_group(srun)

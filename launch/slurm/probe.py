@@ -1,20 +1,20 @@
-"""What a Slurm job finds on a node; a script of its own, run on every node by a step.
+"""Prints what a Slurm job finds on a node. A script of its own, which a step runs on every node.
 
-python launch/slurm/probe.py     ->  {"node": "n2", "taken": [21000, …], "gpus": "4,5"}
+    python launch/slurm/probe.py     ->  {"node": "n2", "ports_in_use": [21000, …], "gpus": "4,5"}
 
-taken: the TCP ports that somebody listens on. gpus: CUDA_VISIBLE_DEVICES as Slurm set it for the step, the GPUs that are the
-job's; null if Slurm hands out none.
+ports_in_use: the TCP ports on which a process listens. gpus: the CUDA_VISIBLE_DEVICES that Slurm set for the step, which are the
+job's GPUs; null if Slurm assigns no GPUs.
 """
 
 import json
 import os
 from pathlib import Path
 
-LISTEN = "0A"  # a socket's state in /proc/net/tcp
+LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 def listening(tables: list[Path]) -> set[int]:
-    """The ports that somebody listens on, from tables like /proc/net/tcp."""
+    """The ports of the listening sockets in tables such as /proc/net/tcp."""
     ports = set()
     for table in tables:
         for line in table.read_text().splitlines()[1:] if table.exists() else []:
@@ -25,6 +25,6 @@ def listening(tables: list[Path]) -> set[int]:
 
 
 if __name__ == "__main__":
-    taken = sorted(listening([Path("/proc/net/tcp"), Path("/proc/net/tcp6")]))
-    said = {"node": os.environ["SLURMD_NODENAME"], "taken": taken, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    print(json.dumps(said), flush=True)
+    in_use = sorted(listening([Path("/proc/net/tcp"), Path("/proc/net/tcp6")]))
+    facts = {"node": os.environ["SLURMD_NODENAME"], "ports_in_use": in_use, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    print(json.dumps(facts), flush=True)

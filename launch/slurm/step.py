@@ -1,7 +1,7 @@
-"""One process of a run as a Slurm step: the `srun` command that starts it, and the lines it leaves in the log. Pure.
+"""One process of a run as a Slurm step: the `srun` command that starts it, and the lines that it writes to the log. Pure.
 
-A step writes two lines of its own, `--- step 12.3 on n2` and, last, `--- ended <token> <exit code>`: srun's exit code is 0
-for a step whose node died, so the code is taken from there, and a step without that line was lost.
+A step writes two lines of its own: first `--- step 12.3 on n2`, and last `--- ended <token> <exit code>`. The exit code is read
+from the last line, because srun exits with 0 for a step whose node died. A step without a last line was lost.
 """
 
 import re
@@ -11,117 +11,117 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import ClusterConfig, ConfigError
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 from launch.processes.logs import END_MARK
 from rollout.exit_codes import CANNOT_START
 from rollout.guard import PARENT_VARIABLE, guarded
 
 STEP_MARK = "--- step "
 STEP = re.compile(re.escape(STEP_MARK) + r"(\d+\.\d+) on ")
-BEAT_S = 2.0
-DEPUTIES = 3
-DEPUTY = Path(__file__).with_name("deputy.sh")
+HEARTBEAT_S = 2.0
+WATCHDOG_NODES = 3
+WATCHDOG = Path(__file__).with_name("watchdog.sh")
 
 SURVIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-"""Without all three a step, or its neighbour, ends with the first node that dies."""
+"""Without all three options a step ends when any node of the job dies."""
 
 SHARING = ("--overlap", "--cpu-bind=none", "--input=none")
-"""Every step sees all of its node, as a process does that is started by hand; the placement shares out the GPUs."""
+"""Every step sees its whole node, like a process that is started by hand. The placement assigns the GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
-    """What all steps of a run have in common."""
+class StepContext:
+    """What all steps of a run share."""
 
     cluster: ClusterConfig
-    folders: Sequence[Path]  # that a container must see: the working directory first
+    folders: Sequence[Path]  # mounted into a container; the first one is the working directory
 
 
-def step_command(process: Process, where: Where, token: str) -> list[str]:
-    """The srun command of a process. `token` marks its end in the log, and is new at each start."""
+def step_command(process: ProcessSpec, context: StepContext, token: str) -> list[str]:
+    """The srun command of a process. `token` marks its end in the log, and is different at each start."""
     return [
         "srun", *SURVIVING, *SHARING, "--nodes=1", "--ntasks=1", f"--nodelist={process.node}", f"--job-name={process.name}",
-        "--unbuffered", f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args,
-        "bash", "-c", _script(process, where, token),
+        "--unbuffered", f"--chdir={context.folders[0]}", *_pyxis(context), *context.cluster.srun_args,
+        "bash", "-c", _script(process, context, token),
     ]  # fmt: skip
 
 
-def _script(process: Process, where: Where, token: str) -> str:
-    """Set-up lines, the command, and how it ended. The shell itself lives through SIGTERM, to tell that."""
+def _script(process: ProcessSpec, context: StepContext, token: str) -> str:
+    """The set-up lines, the command, and its exit code. The shell ignores SIGTERM, so that it can write the exit code."""
     ended = f'echo "{END_MARK}{token} $code"; exit $code'
-    apptainer = _apptainer(where)
-    parent = "" if apptainer else "$$"  # it puts a process of its own between
+    apptainer = _apptainer(context)
+    parent = "" if apptainer else "$$"  # Apptainer starts the command from a process of its own
     step = f'echo "{STEP_MARK}$SLURM_JOB_ID.$SLURM_STEP_ID on $SLURMD_NODENAME"'
     lines = ["trap '' USR1", "trap : TERM INT", step, f"export {PARENT_VARIABLE}={parent}"]
-    for line in where.cluster.setup:
+    for line in context.cluster.setup:
         failed = shlex.quote(f"cluster.setup: this line failed: {line}")
-        lines.append(f"{_whole(line)} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
-    # Set here, not by srun: Slurm sets CUDA_VISIBLE_DEVICES itself.
+        lines.append(f"{_braced(line)} || {{ echo {failed}; code={CANNOT_START}; {ended}; }}")
+    # Set here and not by srun, since Slurm sets CUDA_VISIBLE_DEVICES itself.
     env = ["env", *(f"{name}={value}" for name, value in process.env.items())]
     command = [*apptainer, *env, *guarded(process.argv, python=process.argv[0])]
     return "\n".join([*lines, shlex.join(command), "code=$?", ended])
 
 
-def _whole(line: str) -> str:
-    """A set-up line that ends where it ends: a comment in it hides nothing of what follows, and its last command decides."""
+def _braced(line: str) -> str:
+    """A set-up line in braces: a comment in it does not hide the next line, and its last command decides whether it failed."""
     return f"{{ {line}\n}}"
 
 
-def _pyxis(where: Where) -> list[str]:
-    if not where.cluster.container or where.cluster.container_runtime != "pyxis":
+def _pyxis(context: StepContext) -> list[str]:
+    if not context.cluster.container or context.cluster.container_runtime != "pyxis":
         return []
     return [
-        f"--container-image={where.cluster.container}", f"--container-mounts={','.join(_mounts(where))}",
-        f"--container-workdir={where.folders[0]}",
+        f"--container-image={context.cluster.container}", f"--container-mounts={','.join(_mounts(context))}",
+        f"--container-workdir={context.folders[0]}",
     ]  # fmt: skip
 
 
-def _apptainer(where: Where) -> list[str]:
-    if not where.cluster.container or where.cluster.container_runtime != "apptainer":
+def _apptainer(context: StepContext) -> list[str]:
+    if not context.cluster.container or context.cluster.container_runtime != "apptainer":
         return []
-    gpus = ["--nv"] if where.cluster.device == "cuda" else []
-    binds = [word for mount in _mounts(where) for word in ("--bind", mount)]
-    return ["apptainer", "exec", *gpus, *binds, "--pwd", str(where.folders[0]), where.cluster.container]
+    gpus = ["--nv"] if context.cluster.device == "cuda" else []
+    binds = [word for mount in _mounts(context) for word in ("--bind", mount)]
+    return ["apptainer", "exec", *gpus, *binds, "--pwd", str(context.folders[0]), context.cluster.container]
 
 
-def _mounts(where: Where) -> list[str]:
-    """FROM:TO, which both runtimes take as lists with commas, without a way to quote one. Raises ConfigError."""
-    for folder in where.folders:
+def _mounts(context: StepContext) -> list[str]:
+    """Mounts as FROM:TO. Both runtimes read a list with commas and cannot quote one. Raises ConfigError."""
+    for folder in context.folders:
         if set(str(folder)) & set(",:"):
-            raise ConfigError(f"{folder} cannot be mounted into a container, which reads a comma or colon as its own: rename it")
-    own = [f"{folder}:{folder}" for folder in dict.fromkeys(where.folders)]
-    return [*own, *where.cluster.container_mounts]
+            raise ConfigError(f"{folder} cannot be mounted into a container, since its name holds a comma or a colon: rename it")
+    own = [f"{folder}:{folder}" for folder in dict.fromkeys(context.folders)]
+    return [*own, *context.cluster.container_mounts]
 
 
 def _on_each(nodes: Sequence[str]) -> list[str]:
-    """One task on each node. Unlike a process's own step these are buffered by lines, or those of two nodes would mix."""
+    """Options for one task on each node. Such a step is line-buffered, so that the lines of two nodes do not mix."""
     count = len(nodes)
     return [*SHARING, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
 
 
-def beat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
-    """A step over all nodes that says each one's name, again and again."""
-    loop = f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_S:g}; done'
+def heartbeat_command(nodes: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
+    """A step over all nodes that prints each node's name every HEARTBEAT_S."""
+    loop = f'while echo "$SLURMD_NODENAME"; do sleep {HEARTBEAT_S:g}; done'
     return ["srun", *SURVIVING, *_on_each(nodes), "--job-name=heartbeat", *srun_args, "bash", "-c", loop]
 
 
 def nodes_command(job: int) -> list[str]:
-    """Says the nodes that a running job has, one a line; fails while the job does not run.
+    """Prints the nodes that a running job has, one per line; fails while the job does not run.
 
-    A job with --no-kill lives on without a node that went down, and never gets it back. What Slurm says of the node itself
-    is less sure: `sinfo` may still call it `mixed` (seen with 22.05), and one that comes back soon is well again.
+    A job with --no-kill goes on without a node that went down, and never gets it back. The state of the node itself says less:
+    `sinfo` may still call it `mixed` (seen with Slurm 22.05), and a node that comes back soon is reported as healthy.
     """
     asked = 'nodes=$(squeue --noheader --states=running --jobs="$0" --format=%N)'
     return ["bash", "-c", f'{asked} && [[ $nodes ]] && scontrol show hostnames "$nodes"', str(job)]
 
 
-def deputy_command(job: int, nodes: Sequence[str], *, restarts: int, requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
-    """A step on a few nodes that looks after the first one, where the batch script runs (deputy.sh).
+def watchdog_command(job: int, nodes: Sequence[str], *, restarts: int, requeues: int, srun_args: Sequence[str] = ()) -> list[str]:
+    """A step on a few nodes that watches the first node, where the batch script runs (watchdog.sh).
 
-    restarts: of the job, which tell its lives apart; it has `requeues` in all.
+    restarts: how often the job was requeued so far, of `requeues` that it has in all.
     """
-    deputies = [*_on_each(nodes[1 : 1 + DEPUTIES]), "--job-name=deputy", *srun_args]
-    return ["srun", *SURVIVING, *deputies, str(DEPUTY), str(job), nodes[0], str(restarts), str(requeues - restarts)]
+    options = [*_on_each(nodes[1 : 1 + WATCHDOG_NODES]), "--job-name=watchdog", *srun_args]
+    return ["srun", *SURVIVING, *options, str(WATCHDOG), str(job), nodes[0], str(restarts), str(requeues - restarts)]
 
 
 def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequence[str] = ()) -> list[str]:
@@ -129,21 +129,21 @@ def probe_command(nodes: Sequence[str], script: Sequence[str], srun_args: Sequen
     return ["srun", "--kill-on-bad-exit=1", *_on_each(nodes), "--job-name=probe", *srun_args, *script]
 
 
-def everywhere_command(nodes: Sequence[str], where: Where, argv: Sequence[str]) -> list[str]:
-    """A step that runs a command once on every node, as the run's own processes would: set-up lines, container and all."""
-    script = " && ".join([*map(_whole, where.cluster.setup), shlex.join([*_apptainer(where), *argv])])
+def everywhere_command(nodes: Sequence[str], context: StepContext, argv: Sequence[str]) -> list[str]:
+    """A step that runs a command once on every node, with the set-up lines and the container of the run."""
+    script = " && ".join([*map(_braced, context.cluster.setup), shlex.join([*_apptainer(context), *argv])])
     srun, *options = probe_command(nodes, ["bash", "-c", script])
-    return [srun, f"--chdir={where.folders[0]}", *_pyxis(where), *where.cluster.srun_args, *options]
+    return [srun, f"--chdir={context.folders[0]}", *_pyxis(context), *context.cluster.srun_args, *options]
 
 
 def step_id(lines: Sequence[str]) -> str | None:
-    """12.3, from the lines of a log since the process was started."""
+    """For example 12.3, read from the lines of a log since the process started."""
     return next((found[1] for line in lines if (found := STEP.match(line))), None)
 
 
 def exit_code(lines: Sequence[str], token: str) -> int | None:
-    """As of subprocess, -9 for SIGKILL; None if the step was lost before it could tell."""
+    """The exit code as in subprocess (-9 for SIGKILL); None if the step was lost before it could write it."""
     mark = f"{END_MARK}{token} "
-    # The process may have left a line unfinished before it.
+    # The process may have left an unfinished line before the mark.
     code = next((int(line.rpartition(mark)[2]) for line in reversed(lines) if mark in line), None)
     return code if code is None or code <= 128 else 128 - code

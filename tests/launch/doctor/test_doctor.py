@@ -18,7 +18,7 @@ from conf.compose.load import write_run
 from conf.schema import AlgoConfig, ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from launch.doctor import machine, model_folder, pins, problems, storage
 from launch.doctor.__main__ import ASKED_WRONGLY, configuration, main, table
-from launch.doctor.case import Case, Node, gather
+from launch.doctor.case import Case, NodeReport, gather
 from launch.doctor.examine import CHECKS, check_before_start, examine
 from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
 from launch.placement import node_facts as node
@@ -35,10 +35,10 @@ def lowest(specifier: SpecifierSet) -> str:
     return next(part.version for part in specifier if part.operator in ("==", ">="))
 
 
-def healthy(name: str) -> Node:
+def healthy(name: str) -> NodeReport:
     packages = {r.name: lowest(r.specifier) for r in pins.of_roles(["trainer", "rollout"], gpus=True)}
     packages["nvidia-nccl-cu13"] = "2.28.3"
-    return Node(
+    return NodeReport(
         node=name, time_s=1000.5, python=PYTHON, python_version="3.11.4", packages=packages, env={},
         limits={"nofile": 65_536, "nproc": -1, "memlock": -1}, shm_bytes=64 * 1024**3, memory_bytes=10**12, overcommit=0,
         ephemeral_from=32_768, interfaces=["ib0", "lo"], gpus=[GPU] * 4, canary={}, unseen=[], busy_ports=[],
@@ -51,7 +51,7 @@ class World:
 
     folder: Path
     config: RunConfig
-    nodes: list[Node]
+    nodes: list[NodeReport]
     asked_s: tuple[float, float] = (1000.0, 1001.0)
     lost_canaries: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()  # of the engines alone
@@ -76,7 +76,7 @@ class World:
         self.nodes[1] = replace(self.nodes[1], **changes)
 
     def find(self, check: str) -> Finding:
-        return next(c for c in CHECKS if c.name == check).ask(self.case)
+        return next(c for c in CHECKS if c.name == check).run(self.case)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_what_is_wrong_is_found_by_name(
     assert world.find(check).level <= Level.SKIPPED
     wrong(world)
     found = world.find(check)
-    assert (found.level, bool(re.search(said, found.said))) == (level, True), found
+    assert (found.level, bool(re.search(said, found.message))) == (level, True), found
     assert found.remedy
 
 
@@ -247,7 +247,7 @@ def test_on_a_cpu_neither_gpus_nor_transformer_engine_are_asked_for(world: World
     world.nodes = [replace(world.nodes[0], gpus=[])]
     without_engine = {n: v for n, v in world.nodes[0].packages.items() if n != "transformer-engine"}
     world.on_each(packages=without_engine)
-    assert {check.name for check in CHECKS if check.fast and check.ask(world.case).level >= Level.WARNING} == set()
+    assert {check.name for check in CHECKS if check.fast and check.run(world.case).level >= Level.WARNING} == set()
     assert world.find("GPUs").level is Level.SKIPPED
 
 
@@ -290,7 +290,7 @@ def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
     assert world.find("memory").level is Level.OK
     world.on_each(node="login")
     found = world.find("memory")
-    assert found.level is Level.SKIPPED and "one needs about" in found.said
+    assert found.level is Level.SKIPPED and "one needs about" in found.message
 
 
 def test_nothing_is_said_to_be_seen_by_nodes_that_were_not_asked(world: World) -> None:
@@ -301,7 +301,7 @@ def test_nothing_is_said_to_be_seen_by_nodes_that_were_not_asked(world: World) -
 def test_inputs_that_are_not_there_are_not_said_to_be_seen(world: World) -> None:
     setting(world, "model.path", "elsewhere")
     found = world.find("inputs")
-    assert found.level is Level.SKIPPED and "elsewhere" in found.said
+    assert found.level is Level.SKIPPED and "elsewhere" in found.message
 
 
 def test_what_is_missing_on_gpus_is_installed_by_the_extras_of_the_roles_that_run_there(world: World) -> None:
@@ -322,7 +322,7 @@ def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
     assert not found.lost_canaries and not list(world.folder.glob(".canary-*"))
     assert abs(found.nodes[0].time_s - found.asked_s[0]) < 60
     named = replace(found, processes=[replace(p, node=found.nodes[0].node) for p in case.processes])
-    assert [(name, f.said) for name, f in examine(named, fast=True) if f.level is Level.FAILURE] == []
+    assert [(name, f.message) for name, f in examine(named, fast=True) if f.level is Level.FAILURE] == []
 
 
 def test_answers_are_put_down_to_the_python_as_the_run_names_it(
@@ -337,7 +337,7 @@ def test_answers_are_put_down_to_the_python_as_the_run_names_it(
     found = gather(world.config, world.case.run_dir, world.case.processes)
     assert {node.python for node in found.nodes} == {"my-python", PYTHON} == set(found.roles_of)
     bare = replace(found, nodes=[replace(asked, packages={}) for asked in found.nodes if asked.python == "my-python"])
-    said = next(check for check in CHECKS if check.name == "python environments").ask(bare).said
+    said = next(check for check in CHECKS if check.name == "python environments").run(bare).message
     assert "my-python" in said and "(trainer) lacks" in said and "megatron-core" in said
 
 
@@ -385,7 +385,7 @@ def test_worst_finding_counts_the_others() -> None:
     good = ok("fine")
     assert worst([good], good) is good
     found = worst([warning("a", "x"), failure("b", "y"), warning("c", "z")], good)
-    assert (found.said, found.remedy, found.level) == ("b (and 2 more)", "y", Level.FAILURE)
+    assert (found.message, found.remedy, found.level) == ("b (and 2 more)", "y", Level.FAILURE)
 
 
 def test_table_shows_what_stands_in_brackets() -> None:
@@ -398,7 +398,7 @@ def test_finding_without_a_remedy_where_one_is_due_cannot_exist() -> None:
     with pytest.raises(ValueError, match="remedy"):
         failure("broken", "")
     with pytest.raises(ValueError, match="remedy"):
-        Finding(level=Level.OK, said="fine", remedy="do")
+        Finding(level=Level.OK, message="fine", remedy="do")
 
 
 class Tokenizer:
@@ -425,14 +425,14 @@ def test_tokenizer_must_suit_the_model_and_the_prompts(
     world: World, tokenizer: Tokenizer, lengths: list[int], level: Level, said: str
 ) -> None:
     found = problems.judge_prompts(world.case, tokenizer, lengths)
-    assert found.level is level and said in found.said
+    assert found.level is level and said in found.message
 
 
 def test_sandbox_that_is_not_there_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text("import sys; sys.exit('user namespaces are forbidden')")
     found = problems.run_tiny_job([sys.executable, str(judge)])
-    assert found.level is Level.FAILURE and "user namespaces are forbidden" in found.said
+    assert found.level is Level.FAILURE and "user namespaces are forbidden" in found.message
     assert problems.run_tiny_job([str(tmp_path / "nothing")]).level is Level.FAILURE
 
 
@@ -444,13 +444,13 @@ def test_real_sandbox_passes_the_tiny_job(world: World) -> None:
 def test_trainer_itself_refuses_a_model_whose_tensors_are_not_there(world: World) -> None:
     found = world.find("trainer accepts")
     assert found.level is Level.FAILURE
-    assert "rms_norm_eps" in found.said
+    assert "rms_norm_eps" in found.message
     shape = SHAPE | {"rms_norm_eps": 1e-6}
     (world.folder / "model/config.json").write_text(json.dumps(shape))
     found = world.find("trainer accepts")
-    assert "model.embed_tokens.weight is missing" in found.said
+    assert "model.embed_tokens.weight is missing" in found.message
     (world.folder / "model/config.json").write_text(json.dumps(shape | {"architectures": ["GPT2LMHeadModel"]}))
-    assert "architecture 'GPT2LMHeadModel' is unknown" in world.find("trainer accepts").said
+    assert "architecture 'GPT2LMHeadModel' is unknown" in world.find("trainer accepts").message
 
 
 @pytest.mark.slow

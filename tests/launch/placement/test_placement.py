@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import rollout.__main__
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.hosts import local_nodes
+from launch.allocation import local_nodes
 from launch.placement.gpus import gpus_found
 from launch.placement.placement import Node, Restart, TooFewNodes, describe, place
 from launch.placement.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
@@ -69,7 +69,7 @@ def test_only_those_gpus_are_used_that_the_launcher_was_given(monkeypatch: pytes
     placed = {p.role: p.env["CUDA_VISIBLE_DEVICES"] for p in place(run, RUN, [node], 20_000)}
     assert placed == {"queue": "", "trainer": "2,3", "rollout": "GPU-5a,7", "judge": ""}
     run.cluster.gpus_per_node = 8
-    with pytest.raises(ConfigError, match=r"gpus_per_node=8, but CUDA_VISIBLE_DEVICES=2,3,GPU-5a,7 leaves 4"):
+    with pytest.raises(ConfigError, match=r"gpus_per_node=8, but CUDA_VISIBLE_DEVICES=2,3,GPU-5a,7 names 4"):
         local_nodes(run)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus_found() == 0
@@ -121,7 +121,7 @@ def test_machine_that_is_too_small_is_refused_with_what_is_needed(tp: int, engin
 
 
 def test_fixed_base_without_room_above_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="65000: the run needs 924 ports, and 65535 is the last"):
+    with pytest.raises(ConfigError, match="65000: the run needs 924 ports, and 65535 is the highest port"):
         choose_base_port(RUN, config(base_port=65_000, engines=100), lambda port: True)
 
 

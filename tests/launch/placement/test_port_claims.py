@@ -56,7 +56,7 @@ def test_ports_are_the_same_again_once_the_run_is_over() -> None:
 def test_fixed_ports_that_another_run_took_are_refused_in_words() -> None:
     with PortClaims() as one, PortClaims() as two:
         block = choose(f"fixed-{os.getpid()}", config(2), one)
-        with pytest.raises(ConfigError, match=f"another run on this machine has taken ports .* the run needs {block[0]} to"):
+        with pytest.raises(ConfigError, match=f"another run on this machine has claimed ports .* the run needs {block[0]} to"):
             choose("fixed", config(2, base_port=block[0]), two)
 
 

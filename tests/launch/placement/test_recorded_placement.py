@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 
 from conf.compose.load import register, to_run_config
 from conf.schema import RunConfig
-from launch.hosts import planned_nodes
+from launch.allocation import planned_nodes
 from launch.placement.placement import Node, describe, place
 from launch.run import dry_run
 

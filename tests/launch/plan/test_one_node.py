@@ -82,7 +82,7 @@ def test_one_gpu_cannot_be_shared(gpus: int) -> None:
 
 @pytest.mark.parametrize("gpus", range(2, 9))
 def test_overrides_make_a_run_that_is_placed_on_these_gpus(gpus: int) -> None:
-    from launch.hosts import local_nodes
+    from launch.allocation import local_nodes
     from launch.placement.placement import place
 
     overrides = fit(gpus, H100, DEBUG, 768).overrides

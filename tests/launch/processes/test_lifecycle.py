@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import ClusterConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.placement.placement import Node, Process, place
+from launch.placement.placement import Node, ProcessSpec, place
 from launch.processes.lifecycle import (
-    BACK_OFF_S,
-    EARLY_S,
+    EARLY_FAILURE_S,
+    RESTART_DELAYS_S,
     Action,
-    Cause,
     End,
+    Exit,
     Lifecycle,
     Outcome,
     Phase,
+    RequestSave,
     Rules,
     Say,
     Start,
     Stop,
-    TellToSave,
 )
 from rollout.exit_codes import CANNOT_START, NOT_NOW
 
@@ -34,7 +34,7 @@ CONFIG = RunConfig(
     cluster=ClusterConfig(device="cpu"),
 )
 RULES = Rules(worker_restarts=3, trainer_restarts=1, steps=10)
-OK, KILLED = Cause(code=0, how="ended"), Cause(code=-9, how="was killed")
+OK, KILLED = Exit(code=0, description="ended"), Exit(code=-9, description="was killed")
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
         self.life = Lifecycle(lambda lost: place(config, Path("/run"), machines, 20_000, lost=lost), rules)
         self.now = 0.0
         self.heard_s = 0.0
-        self.running: dict[str, Process] = {}
+        self.running: dict[str, ProcessSpec] = {}
         self.stopping: set[str] = set()
         self.lost: set[str] = set()
         self.said: list[str] = []
@@ -64,17 +64,17 @@ class World:
                 case Stop(name=name):
                     assert name in self.running
                     self.stopping.add(name)
-                case TellToSave(name=name):
+                case RequestSave(name=name):
                     self.told.append(name)
                 case Say(text=text):
                     self.said.append(text)
                 case End():
                     self.end = action
 
-    def ends(self, name: str, cause: Cause = KILLED) -> None:
+    def ends(self, name: str, cause: Exit = KILLED) -> None:
         del self.running[name]
         self.stopping.discard(name)
-        self.do(self.life.ended(name, cause, self.now))
+        self.do(self.life.exited(name, cause, self.now))
 
     def loses(self, node: str) -> None:
         self.lost.add(node)
@@ -123,12 +123,12 @@ def test_worker_that_was_asked_to_leave_by_somebody_else_comes_back(name: str) -
     assert name not in world.running and not world.said  # the trainer may be about to end
     world.ticks(2)
     assert name in world.running
-    assert world.said == [f"{name} left while the run goes on; it is started again"]
+    assert world.said == [f"{name} left while the run goes on; it starts again"]
 
 
 def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
     world = World()
-    for back_off_s in BACK_OFF_S[: RULES.worker_restarts]:
+    for back_off_s in RESTART_DELAYS_S[: RULES.worker_restarts]:
         world.ends("judge-0")
         world.ticks(back_off_s - 0.1)
         assert "judge-0" not in world.running
@@ -142,31 +142,31 @@ def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
 def test_process_that_says_that_the_cause_may_pass_has_all_its_restarts() -> None:
     world = World()
     for _ in range(RULES.worker_restarts):
-        world.ends("queue-0", Cause(code=NOT_NOW, how="queue-0 ended with exit code 75", last_words="the disk is full"))
-        world.ticks(max(BACK_OFF_S) + 1)
+        world.ends("queue-0", Exit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
+        world.ticks(max(RESTART_DELAYS_S) + 1)
         assert "queue-0" in world.running
-    world.ends("queue-0", Cause(code=NOT_NOW, how="queue-0 ended with exit code 75", last_words="the disk is full"))
+    world.ends("queue-0", Exit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
     assert world.end is not None and world.end.outcome is Outcome.FAILED
     assert "cluster.worker_restarts" in world.end.why and "the disk is full" in world.end.why
 
 
 def test_node_on_which_the_fleet_cannot_start_is_given_up_for_a_spare_if_it_runs_elsewhere() -> None:
     world = World()
-    world.ticks(EARLY_S + 1)
-    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2", last_words="no GPU"))
+    world.ticks(EARLY_FAILURE_S + 1)
+    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2", log_tail="no GPU"))
     world.ticks()
     assert sorted(world.nodes_of("rollout")) == ["n2", "n4"]
     assert "n3 is given up" in world.said[0] and "no GPU" in world.said[0]
-    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     world.ticks()
     assert world.nodes_of("rollout") == ["n2"]
-    world.ends("rollout-0", Cause(code=CANNOT_START, how="rollout-0 ended with exit code 2"))
+    world.ends("rollout-0", Exit(code=CANNOT_START, description="rollout-0 ended with exit code 2"))
     assert world.end is not None and world.end.outcome is Outcome.FAILED
 
 
 def test_fleet_that_cannot_start_anywhere_ends_the_run_at_once() -> None:
     world = World()
-    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     assert world.end is not None and world.end.outcome is Outcome.FAILED
 
 
@@ -222,16 +222,16 @@ def test_losses_for_which_no_nodes_are_left_end_the_run_as_short() -> None:
             world.what_is_to_stop_ends()
             if world.end is None:
                 world.ticks()
-    assert world.end is not None and world.end.outcome is Outcome.SHORT
-    assert "n1, n2 lost of 4 nodes" in world.end.why
+    assert world.end is not None and world.end.outcome is Outcome.TOO_FEW_NODES
+    assert "of 4 nodes n1, n2 are lost" in world.end.why
 
 
 def test_trainer_failure_is_judged_only_when_every_node_was_heard_after_it() -> None:
     world = World(nodes=5, rules=replace(RULES, trainer_restarts=0))
     world.now = 10.0
-    world.ends("trainer-0", Cause(code=1, how="trainer-0 ended with exit code 1"))
+    world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
     world.what_is_to_stop_ends()
-    world.do(world.life.tick(11.0, heard_s=9.0))
+    world.do(world.life.tick(11.0, heartbeat_s=9.0))
     assert world.end is None  # its neighbour's node may be gone
     world.loses("n1")
     world.ticks()
@@ -243,16 +243,16 @@ def test_trainer_that_fails_on_living_nodes_may_start_again_so_often_without_a_n
     world = World()
 
     def fails() -> None:
-        world.ends("trainer-0", Cause(code=1, how="trainer-0 ended with exit code 1", last_words="boom"))
+        world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1", log_tail="boom"))
         world.what_is_to_stop_ends()
         world.ticks()
 
     fails()
     assert world.nodes_of("trainer") == ["n0", "n1"]
-    world.life.progressed(4)
+    world.life.checkpointed(4)
     fails()
     assert world.nodes_of("trainer") == ["n0", "n1"]
-    assert "from its checkpoint of version 4" in world.said[-1]
+    assert "from the checkpoint of version 4" in world.said[-1]
     fails()
     assert world.end is not None and world.end.outcome is Outcome.FAILED
     assert (
@@ -262,10 +262,10 @@ def test_trainer_that_fails_on_living_nodes_may_start_again_so_often_without_a_n
 
 def test_failure_of_the_trainer_counts_once_however_long_its_places_take_to_clear() -> None:
     world = World(config=replace(CONFIG, reward=RewardConfig(judges=2)))
-    world.ticks(EARLY_S + 1)
-    world.ends("rollout-1", Cause(code=CANNOT_START, how="rollout-1 ended with exit code 2"))
+    world.ticks(EARLY_FAILURE_S + 1)
+    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     assert world.stopping == {"judge-1"}  # on the node that is given up
-    world.ends("trainer-0", Cause(code=1, how="trainer-0 ended with exit code 1"))
+    world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
     world.ends("trainer-1")
     for _ in range(5):
         world.ticks()
@@ -277,7 +277,7 @@ def test_failure_of_the_trainer_counts_once_however_long_its_places_take_to_clea
 
 def test_trainer_that_was_started_wrongly_is_not_tried_again() -> None:
     world = World()
-    world.ends("trainer-0", Cause(code=CANNOT_START, how="trainer-0 ended with exit code 2"))
+    world.ends("trainer-0", Exit(code=CANNOT_START, description="trainer-0 ended with exit code 2"))
     world.what_is_to_stop_ends()
     world.ticks()
     assert world.end is not None and world.end.outcome is Outcome.FAILED
@@ -290,7 +290,7 @@ def test_run_that_is_told_to_save_ends_when_the_trainer_has(version: int, outcom
     assert world.told == ["trainer-0", "trainer-1"]
     world.ticks(11.0)
     assert len(world.told) == 4  # one that was only just starting did not hear it
-    world.life.progressed(version)
+    world.life.checkpointed(version)
     world.ends("trainer-0", OK)
     world.ends("trainer-1", OK)
     world.ticks(RULES.closing_s + 1)
@@ -313,7 +313,7 @@ def test_fleet_that_is_lost_while_the_trainer_saves_does_not_end_the_save(lost: 
         world.ticks()
     assert world.end is None and set(world.nodes_of("trainer")) == {"n0", "n1"}
     assert not set(lost) & {process.node for process in world.running.values()}
-    world.life.progressed(7)
+    world.life.checkpointed(7)
     world.ends("trainer-0", OK)
     world.ends("trainer-1", OK)
     assert world.end is not None and world.end.outcome is Outcome.SAVED
@@ -323,8 +323,8 @@ def test_fleet_that_is_lost_while_the_trainer_saves_does_not_end_the_save(lost: 
 def test_worker_that_cannot_start_while_the_trainer_saves_does_not_end_the_save(name: str) -> None:
     world = World(nodes=4)
     world.do(world.life.save(world.now))
-    world.ends(name, Cause(code=CANNOT_START, how=f"{name} ended with exit code 2"))
-    world.ticks(EARLY_S)
+    world.ends(name, Exit(code=CANNOT_START, description=f"{name} ended with exit code 2"))
+    world.ticks(EARLY_FAILURE_S)
     assert world.end is None and name not in world.running
     world.loses("n1")
     assert world.end is not None and world.end.outcome is Outcome.SAVED
@@ -334,7 +334,7 @@ def test_worker_that_cannot_start_while_the_trainer_saves_does_not_end_the_save(
 @pytest.mark.parametrize("heard", [True, False])
 def test_order_to_save_does_not_turn_a_failed_run_into_one_that_saved(code: int, heard: bool) -> None:
     world = World(rules=replace(RULES, trainer_restarts=0))
-    world.ends("trainer-0", Cause(code=code, how=f"trainer-0 ended with exit code {code}"))
+    world.ends("trainer-0", Exit(code=code, description=f"trainer-0 ended with exit code {code}"))
     world.do(world.life.save(world.now))
     assert world.end is None
     if heard:
@@ -392,7 +392,7 @@ def test_whatever_happens_no_process_runs_twice_and_the_trainer_runs_whole_or_no
             case "save" if n == 0:
                 world.do(world.life.save(world.now))
             case "progress":
-                world.life.progressed(n // 2)
+                world.life.checkpointed(n // 2)
     for _ in range(60):
         if world.end is None:
             world.what_is_to_stop_ends()
@@ -402,4 +402,4 @@ def test_whatever_happens_no_process_runs_twice_and_the_trainer_runs_whole_or_no
         trainers = [process for process in world.running.values() if process.role == "trainer"]
         assert len(trainers) == 2 and not {process.node for process in trainers} & world.lost
         assert len(world.nodes_of("queue")) == 1 and world.nodes_of("rollout")
-    assert world.end is not None or world.life.phase is not Phase.MENDING
+    assert world.end is not None or world.life.phase is not Phase.RESTARTING

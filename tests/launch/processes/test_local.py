@@ -11,18 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.placement.placement import Process, Restart
+from launch.placement.placement import ProcessSpec, Restart
 from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules
-from launch.processes.local import GRACE_S, LocalHost
-from launch.processes.supervise import Ended, Signals, supervise
+from launch.processes.local import GRACE_S, LocalBackend
+from launch.processes.supervise import Exited, Signals, supervise
 from rollout.guard import guarded
 
 FOREVER = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
-def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0) -> Process:
-    return Process(
+def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0) -> ProcessSpec:
+    return ProcessSpec(
         role=role,
         name=f"{role}-{n}",
         node="here",
@@ -31,32 +31,32 @@ def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0
     )
 
 
-def life_of(processes: list[Process], *, restarts: int = 5, closing_s: float = 5.0, trainer_restarts: int = 0) -> Lifecycle:
+def life_of(processes: list[ProcessSpec], *, restarts: int = 5, closing_s: float = 5.0, trainer_restarts: int = 0) -> Lifecycle:
     rules = Rules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, closing_s=closing_s)
     return Lifecycle(lambda lost: processes, rules)
 
 
-def run(processes: list[Process], log_dir: Path, **rules: float) -> tuple[End, list[str]]:
+def run(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> tuple[End, list[str]]:
     said: list[str] = []
     with Signals() as signals:
-        end = supervise(life_of(processes, **rules), LocalHost(log_dir, grace_s=1.0), signals, said.append)  # type: ignore[arg-type]
+        end = supervise(life_of(processes, **rules), LocalBackend(log_dir, grace_s=1.0), signals, said.append)  # type: ignore[arg-type]
     return end, said
 
 
-def complete(processes: list[Process], log_dir: Path, **rules: float) -> list[str]:
+def complete(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> list[str]:
     """What was said in a run that went through."""
     end, said = run(processes, log_dir, **rules)
     assert end == End(outcome=Outcome.DONE)
     return said
 
 
-def failure(processes: list[Process], log_dir: Path, **rules: float) -> str:
+def failure(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> str:
     end, _ = run(processes, log_dir, **rules)
     assert end.outcome is Outcome.FAILED
     return end.why
 
 
-def trainer_waiting_for(path: Path) -> Process:
+def trainer_waiting_for(path: Path) -> ProcessSpec:
     return fake("trainer", f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.05)")
 
 
@@ -156,15 +156,15 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
 
 def test_two_trainers_that_end_in_the_same_moment_are_one_failure(tmp_path: Path) -> None:
     """The second one's end is known to the host when the first one's has it stopped."""
-    with LocalHost(tmp_path) as host:
+    with LocalBackend(tmp_path) as host:
         for n in (0, 1):
             host.start(fake("trainer", "raise SystemExit(1)", n=n))
         time.sleep(1.5)
-        ended = [event for event in host.events() if isinstance(event, Ended)]
+        ended = [event for event in host.events() if isinstance(event, Exited)]
         assert [event.name for event in ended] == ["trainer-0", "trainer-1"]
         for event in ended:
-            host.stop(event.name, at_once=True)
-            host.tell_to_save(event.name)
+            host.stop(event.name)
+            host.request_save(event.name)
 
 
 def test_daemon_that_a_process_left_behind_is_ended(tmp_path: Path) -> None:
@@ -183,13 +183,13 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_local import DEAF, FOREVER, fake
-from launch.processes.local import LocalHost
-from launch.placement.placement import Process
+from launch.processes.local import LocalBackend
+from launch.placement.placement import ProcessSpec
 from launch.processes.supervise import Signals, supervise
 from rollout.guard import guarded
 from test_local import life_of
 with Signals() as signals:
-    end = supervise(life_of({processes}), LocalHost(Path({log_dir!r}), grace_s={grace_s}), signals, print)
+    end = supervise(life_of({processes}), LocalBackend(Path({log_dir!r}), grace_s={grace_s}), signals, print)
 sys.exit({{"interrupted": 130, "saved": 75}}[end.outcome])
 """
 
@@ -238,7 +238,7 @@ def test_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 TORCHRUN = """
-[Process(role="trainer", name="trainer-0", node="here", argv=(
+[ProcessSpec(role="trainer", name="trainer-0", node="here", argv=(
     sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
     "--master-port", "{port}", "--no-python", "--", *guarded([sys.executable, "-c", {code!r}])))]
 """
@@ -293,7 +293,7 @@ def test_failed_torchrun_worker_is_named_with_its_own_words(tmp_path: Path) -> N
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
         "--master-port", "21988", "--no-python", "--", *guarded([sys.executable, "-c", code]),
     )  # fmt: skip
-    process = Process(role="trainer", name="trainer-0", node="here", argv=argv)
+    process = ProcessSpec(role="trainer", name="trainer-0", node="here", argv=argv)
     message = failure([process], tmp_path)
     assert "trainer-0 (worker 1) ended with exit code 1" in message
     assert message.rstrip().endswith("the reason")

@@ -10,7 +10,7 @@ import pytest
 from conf.schema import RULES, ConfigError, RunConfig
 from launch.doctor.problems import check_files
 from launch.processes.lock import LOCK_FILE
-from launch.processes.prepare import RECIPES, Made, PrepareError, prepare
+from launch.processes.prepare import RECIPES, PrepareError, Recipe, prepare
 
 SCRIPT = """
 import pathlib, sys
@@ -23,17 +23,17 @@ out.mkdir()
 
 
 @pytest.fixture
-def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, Made]:
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
     (tmp_path / "first_script.py").write_text(SCRIPT)
     (tmp_path / "second_script.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return (
-        Made(target=Path("t/data"), what="data", module="first_script", project=tmp_path),
-        Made(target=Path("t/model"), what="model", module="second_script", needs="t/data", project=tmp_path),
+        Recipe(target=Path("t/data"), what="data", module="first_script", project=tmp_path),
+        Recipe(target=Path("t/model"), what="model", module="second_script", needs="t/data", project=tmp_path),
     )
 
 
-def test_things_are_made_in_order_and_once(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+def test_things_are_made_in_order_and_once(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     said: list[str] = []
     prepare(recipes, said.append, cache)
@@ -44,7 +44,7 @@ def test_things_are_made_in_order_and_once(recipes: tuple[Made, Made], tmp_path:
     assert said == []
 
 
-def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     prepare(recipes, lambda line: None, cache)
     (tmp_path / "first_script.py").write_text(SCRIPT.replace("nothing", "something"))
@@ -52,7 +52,7 @@ def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tupl
     assert (cache / "t/model/made").read_text() == "from something"
 
 
-def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (tmp_path / "second_script.py").write_text(SCRIPT + "sys.exit('no memory')\n")
     with pytest.raises(PrepareError, match=r"(?s)second_script.*exit code 1.*no memory"):
@@ -61,7 +61,7 @@ def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tupl
     assert not (cache / "t/model").exists()
 
 
-def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tuple[Made, Made], tmp_path: Path) -> None:
+def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     said: list[str] = []
@@ -71,7 +71,7 @@ def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tu
         deadline_s = time.monotonic() + 20
         while not said and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        assert said == [f"waiting for another launch, which prepares {cache} (0 s of 3600 s at most)"]
+        assert said == [f"waiting for another launch that prepares {cache} (0 s of 3600 s at most)"]
         fcntl.flock(lock, fcntl.LOCK_UN)
         waiting.result(timeout=60)
     assert (cache / "t/model/made").exists()

@@ -11,14 +11,18 @@ import pytest
 from conf.compose.load import read_run
 from conf.schema import ConfigError
 from launch.processes.lock import LOCK_FILE
-from launch.processes.run_dir import check_run_dir, held
+from launch.processes.run_dir import check_run_dir, locked_run_dir
 
 PROJECT = Path(__file__).parents[3]
 
 
 def test_second_launcher_is_refused_at_once(tmp_path: Path) -> None:
     said: list[str] = []
-    with held(tmp_path), pytest.raises(ConfigError, match="being run by another launcher"), held(tmp_path, say=said.append):
+    with (
+        locked_run_dir(tmp_path),
+        pytest.raises(ConfigError, match="in use by another launcher"),
+        locked_run_dir(tmp_path, say=said.append),
+    ):
         raise AssertionError("both hold it")
     assert said == []
 
@@ -34,7 +38,7 @@ def test_folder_that_cannot_be_written_is_refused_before_anything_is_made() -> N
     """/proc is one even for root."""
     with pytest.raises(ConfigError, match=r"/proc cannot be written"):
         check_run_dir(Path("/proc/outputs/run"), resumed=False)
-    with pytest.raises(ConfigError, match=r"/proc/cache cannot be written"), held(Path("/proc/cache")):
+    with pytest.raises(ConfigError, match=r"/proc/cache cannot be written"), locked_run_dir(Path("/proc/cache")):
         pass
 
 
@@ -50,16 +54,16 @@ def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: P
     lock = (tmp_path / LOCK_FILE).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     threading.Timer(1.0, lock.close).start()
-    with held(tmp_path, patience_s=60.0, say=said.append):
+    with locked_run_dir(tmp_path, patience_s=60.0, say=said.append):
         assert lock.closed
     assert len(said) == 1 and "60 s at most" in said[0]
 
 
 def test_second_life_does_not_wait_for_ever(tmp_path: Path) -> None:
     with (
-        held(tmp_path),
+        locked_run_dir(tmp_path),
         pytest.raises(ConfigError, match="another launcher"),
-        held(tmp_path, patience_s=0.2, say=lambda text: None),
+        locked_run_dir(tmp_path, patience_s=0.2, say=lambda text: None),
     ):
         raise AssertionError("both hold it")
 
@@ -67,11 +71,11 @@ def test_second_life_does_not_wait_for_ever(tmp_path: Path) -> None:
 def test_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
     code = """
 import os, pathlib, sys
-from launch.processes.run_dir import held
-with held(pathlib.Path(sys.argv[1])):
+from launch.processes.run_dir import locked_run_dir
+with locked_run_dir(pathlib.Path(sys.argv[1])):
     os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT, timeout=60)
     assert done.returncode == -9 and (tmp_path / LOCK_FILE).exists()
-    with held(tmp_path):
+    with locked_run_dir(tmp_path):
         pass

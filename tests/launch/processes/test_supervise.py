@@ -8,47 +8,47 @@ from types import TracebackType
 
 import pytest
 
-from launch.placement.placement import Process
-from launch.processes.lifecycle import Cause, Lifecycle, Outcome, Rules
-from launch.processes.supervise import ENDING, Ended, Interrupted, NodeLost, Signals, supervise
+from launch.placement.placement import ProcessSpec
+from launch.processes.lifecycle import Exit, Lifecycle, Outcome, Rules
+from launch.processes.supervise import END_SIGNALS, Exited, Interrupted, NodeLost, Signals, supervise
 
 STEPS = 7
 RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS)
 
 
-class Host:
+class Backend:
     """One trainer: it is told to save as soon as it runs, and at once writes a checkpoint and ends."""
 
     def __init__(self, version: int, while_ending: Callable[[], None]) -> None:
         self.version, self._saves, self._while_ending = 0, version, while_ending
-        self._ended: list[Ended | NodeLost] = []
+        self._ended: list[Exited | NodeLost] = []
 
-    def __enter__(self) -> "Host":
+    def __enter__(self) -> "Backend":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def start(self, process: Process) -> None:
+    def start(self, process: ProcessSpec) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    def stop(self, name: str, *, at_once: bool) -> None: ...
+    def stop(self, name: str) -> None: ...
 
-    def tell_to_save(self, name: str) -> None:
-        self._ended = [Ended(name=name, cause=Cause(code=0, how="ended"))]
+    def request_save(self, name: str) -> None:
+        self._ended = [Exited(name=name, exit=Exit(code=0, description="ended"))]
 
-    def events(self) -> Sequence[Ended | NodeLost]:
+    def events(self) -> Sequence[Exited | NodeLost]:
         ended, self._ended = self._ended, []
         if ended:
             self.version = self._saves
         return ended
 
-    def heard_s(self) -> float:
+    def heartbeat_s(self) -> float:
         return float("inf")
 
-    def left_s(self) -> float:
+    def time_left_s(self) -> float:
         return float("inf")
 
-    def end_all(self, hurry: Callable[[], bool]) -> None:
+    def end_all(self, at_once: Callable[[], bool]) -> None:
         self._while_ending()
 
 
@@ -64,18 +64,18 @@ class Host:
 def test_run_that_was_asked_to_save_ends_as_what_it_was_at_its_end(
     version: int, while_ending: Callable[[], None], outcome: Outcome
 ) -> None:
-    trainer = Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
+    trainer = ProcessSpec(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
     life = Lifecycle(lambda lost: [trainer], RULES)
-    host = Host(version, while_ending)
+    host = Backend(version, while_ending)
     with Signals() as signals:
-        assert supervise(life, host, signals, print, newest=lambda: host.version).outcome is outcome
+        assert supervise(life, host, signals, print, newest_checkpoint=lambda: host.version).outcome is outcome
 
 
-class FailingHost(Host):
+class FailingBackend(Backend):
     """Its trainer fails as soon as it is started."""
 
-    def start(self, process: Process) -> None:
-        self._ended = [Ended(name=process.name, cause=Cause(code=1, how=f"{process.name} ended with exit code 1"))]
+    def start(self, process: ProcessSpec) -> None:
+        self._ended = [Exited(name=process.name, exit=Exit(code=1, description=f"{process.name} ended with exit code 1"))]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_said(
 ) -> None:
     """A sweep ends with an interrupted job, and goes on after a failed one."""
     told: list[str] = []
-    life = Lifecycle(lambda lost: [Process(role="trainer", name="trainer-0", node="n0", argv=("trainer",))], RULES)
+    life = Lifecycle(lambda lost: [ProcessSpec(role="trainer", name="trainer-0", node="n0", argv=("trainer",))], RULES)
     with Signals() as signals:
-        assert supervise(life, FailingHost(0, while_ending), signals, told.append).outcome is outcome
+        assert supervise(life, FailingBackend(0, while_ending), signals, told.append).outcome is outcome
     assert [text.splitlines()[0].rstrip(". ") for text in told] == said
 
 
@@ -101,15 +101,15 @@ def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         with Signals() as signals:
-            assert signals.saving
-            end = supervise(Lifecycle(lambda lost: [], RULES), Host(0, lambda: None), signals, print)
+            assert signals.save_requested
+            end = supervise(Lifecycle(lambda lost: [], RULES), Backend(0, lambda: None), signals, print)
         assert end.outcome is Outcome.SAVED
         assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_run_that_is_to_end_while_it_is_prepared_ends_where_it_is(number: signal.Signals) -> None:
     with pytest.raises(Interrupted), Signals():
         os.kill(os.getpid(), number)
@@ -118,6 +118,6 @@ def test_run_that_is_to_end_while_it_is_prepared_ends_where_it_is(number: signal
 
 def test_signal_is_kept_while_the_run_lives() -> None:
     with Signals() as signals:
-        with signals.kept():
+        with signals.deferred():
             os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.ending == [signal.SIGTERM]
+        assert signals.end_requests == [signal.SIGTERM]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 from launch.report.metrics import MetricsFile, read_metrics
 from launch.report.progress import Progress, row
+from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
-from launch.report.terminal import Shown
 
 STEP = {"step": 3, "reward/mean": 0.4375, "lag/max_versions": 2, "tokens/trained": 4096, "time/step_s": 2.5}
 
@@ -44,7 +44,7 @@ def test_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
 def test_resumed_run_shows_new_lines_only(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", {"step": 1})
     out = io.StringIO()
-    progress = Progress(tmp_path, 5, [], Shown(out), resumed=True)
+    progress = Progress(tmp_path, 5, [], Screen(out), resumed=True)
     write(tmp_path / "metrics.jsonl", {"step": 2, "reward/mean": 0.25})
     progress.tick()
     assert "2/5  0.250" in out.getvalue()
@@ -68,7 +68,7 @@ def test_first_tokens_are_announced_once_and_those_of_an_earlier_life_do_not_cou
     log.parent.mkdir()
     log.write_text("INFO engine-1 has its first tokens\n")
     out = io.StringIO()
-    progress = Progress(tmp_path, 5, [], Shown(out), resumed=True)
+    progress = Progress(tmp_path, 5, [], Screen(out), resumed=True)
     progress.tick()
     assert "first tokens" not in out.getvalue()
     with log.open("a") as file:
@@ -87,8 +87,8 @@ def ticks(progress: Progress, seconds: float) -> None:
         time.sleep(0.02)
 
 
-def engine(name: str, address: str, port: int) -> Process:
-    return Process(role="rollout", name="rollout-0", node="here", address=address, argv=("x",), ports={name: port})
+def engine(name: str, address: str, port: int) -> ProcessSpec:
+    return ProcessSpec(role="rollout", name="rollout-0", node="here", address=address, argv=("x",), ports={name: port})
 
 
 def test_engine_that_listens_is_announced_once_while_others_do_not_answer(
@@ -104,7 +104,7 @@ def test_engine_that_listens_is_announced_once_while_others_do_not_answer(
 
     monkeypatch.setattr(socket, "create_connection", connect)
     out = io.StringIO()
-    progress = Progress(tmp_path, 5, [engine("engine-0", "here", 1), engine("engine-1", "gone", 1)], Shown(out), resumed=False)
+    progress = Progress(tmp_path, 5, [engine("engine-0", "here", 1), engine("engine-1", "gone", 1)], Screen(out), resumed=False)
     began_s = time.monotonic()
     ticks(progress, 0.5)
     assert time.monotonic() - began_s < 5, "the launcher waited for a node that is gone"
@@ -118,7 +118,7 @@ def test_engine_that_listens_is_announced_once_while_others_do_not_answer(
 )
 def test_damaged_line_is_left_out_with_a_warning_and_the_others_are_shown(damage: bytes, tmp_path: Path) -> None:
     out = io.StringIO()
-    progress = Progress(tmp_path, 5, [], Shown(out), resumed=False)
+    progress = Progress(tmp_path, 5, [], Screen(out), resumed=False)
     write(tmp_path / "metrics.jsonl", {"step": 1})
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(damage + b"\n")

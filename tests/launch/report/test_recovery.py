@@ -2,12 +2,12 @@ import json
 import time
 from pathlib import Path
 
-from launch.placement.placement import Process
+from launch.placement.placement import ProcessSpec
 from launch.processes.lifecycle import Start, Stop
 from launch.processes.supervise import NodeLost
 from launch.report.recovery import Recoveries
 
-TRAINER = Process(role="trainer", name="trainer-0", node="n1", argv=())
+TRAINER = ProcessSpec(role="trainer", name="trainer-0", node="n1", argv=())
 
 
 class Clock:
@@ -27,7 +27,7 @@ def test_recovery_that_cannot_be_written_down_is_said_and_ends_nothing(tmp_path:
     said = list[str]()
     (tmp_path / "recoveries.jsonl").mkdir()
     recoveries = Recoveries(tmp_path, said.append, Clock())
-    recoveries.note(Stop(name="trainer-0", at_once=True))
+    recoveries.note(Stop(name="trainer-0"))
     recoveries.note(Start(process=TRAINER))
     write_step(tmp_path, 7, time.time() + 1, 2.0)
     recoveries.tick()
@@ -41,7 +41,7 @@ def test_time_from_a_lost_node_to_the_next_step_is_split_without_gap(tmp_path: P
     began = clock.now
     clock.now += 5
     recoveries.note(NodeLost(node="n2", why="test", silent_s=5.0))
-    recoveries.note(Stop(name="trainer-0", at_once=True))
+    recoveries.note(Stop(name="trainer-0"))
     clock.now += 3
     recoveries.note(Start(process=TRAINER))
     recoveries.tick()

@@ -107,8 +107,8 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert run.lines("fleet") == ["0 n3"]
     assert run.lines("judges") == ["judge-0 n3"]
     logs = {path.name for path in (run.dir / "logs").iterdir()}
-    assert logs == {"queue-0.log", "trainer-0.log", "trainer-1.log", "rollout-0.log", "judge-0.log", "deputy.log"}
-    assert "the run takes the 4 nodes of its job; cluster.nodes=1 is for dry_run" in run.said()
+    assert logs == {"queue-0.log", "trainer-0.log", "trainer-1.log", "rollout-0.log", "judge-0.log", "watchdog.log"}
+    assert "the run uses the 4 nodes of its job; cluster.nodes=1 is for dry_run" in run.said()
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
 
 
@@ -191,7 +191,7 @@ def test_step_whose_srun_is_killed_alone_ends_and_is_started_again(slurm: SlurmC
     run.wait_until("the queue runs again", lambda: sum("--- step " in line for line in run.lines("logs/queue-0.log")) > 1)
     run.release()
     run.complete()
-    assert "queue-0 was killed by SIGKILL; started again" in run.said()
+    assert "queue-0 was killed by SIGKILL; it starts again" in run.said()
 
 
 def test_job_without_nodes_for_the_trainer_is_requeued_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_job_without_nodes_for_the_trainer_is_requeued_and_goes_on(mended: Slurm
     assert mended.job(run.job)["Restarts"] == "1"
 
 
-def test_job_whose_first_node_dies_is_requeued_by_a_deputy_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
-    run = submit(mended, tmp_path, nodes=3, held=True, DEPUTY_POLL_S="2")
+def test_job_whose_first_node_dies_is_requeued_by_a_watchdog_and_goes_on(mended: SlurmCluster, tmp_path: Path) -> None:
+    run = submit(mended, tmp_path, nodes=3, held=True, WATCHDOG_POLL_S="2")
     run.wait_for_step(8)
     mended.kill_node("n1")
     mended.wait(run.job, {"PENDING"}, DEADLINE_S)
@@ -291,8 +291,8 @@ def test_jobs_that_share_their_nodes_have_gpus_of_their_own_on_each(slurm: Slurm
         return (tmp_path / name).read_text() if (tmp_path / name).exists() else ""
 
     code = (
-        "from launch.slurm.job import given_gpus, probe, this_job; nodes = this_job(0).nodes; "
-        "print([(node.name, node.gpus, *node.visible) for node in given_gpus(nodes, probe(nodes, []))], flush=True)"
+        "from launch.slurm.job import with_assigned_gpus, probe, this_job; nodes = this_job(0).nodes; "
+        "print([(node.name, node.gpus, *node.visible) for node in with_assigned_gpus(nodes, probe(nodes, []))], flush=True)"
     )
     jobs = []
     for name, gpus in (("first", 5), ("second", 3)):

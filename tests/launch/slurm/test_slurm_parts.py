@@ -12,24 +12,33 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from launch.placement.placement import Node, Process, place
-from launch.slurm.job import Probed, SlurmError, given_gpus, parse_addresses, parse_duration_s, read_probe
+from launch.placement.placement import Node, ProcessSpec, place
+from launch.slurm.job import ProbeResult, SlurmError, parse_addresses, parse_duration_s, read_probe, with_assigned_gpus
 from launch.slurm.nodes import NodeWatch
 from launch.slurm.probe import listening
-from launch.slurm.step import DEPUTY, Where, beat_command, deputy_command, everywhere_command, exit_code, step_command, step_id
+from launch.slurm.step import (
+    WATCHDOG,
+    StepContext,
+    everywhere_command,
+    exit_code,
+    heartbeat_command,
+    step_command,
+    step_id,
+    watchdog_command,
+)
 
-BATCH_SCRIPT = DEPUTY.parent.with_name("kestrel_256.sh")
+BATCH_SCRIPT = WATCHDOG.parent.with_name("kestrel_256.sh")
 
 
-def process(code: str = "pass", **env: str) -> Process:
-    return Process(role="trainer", name="trainer-1", node="n2", argv=(sys.executable, "-c", code), env=env)
+def process(code: str = "pass", **env: str) -> ProcessSpec:
+    return ProcessSpec(role="trainer", name="trainer-1", node="n2", argv=(sys.executable, "-c", code), env=env)
 
 
-def where(**cluster: object) -> Where:
-    return Where(cluster=ClusterConfig(device="cuda", **cluster), folders=(Path("/work"), Path("/work"), Path("/runs/a")))  # type: ignore[arg-type]
+def where(**cluster: object) -> StepContext:
+    return StepContext(cluster=ClusterConfig(device="cuda", **cluster), folders=(Path("/work"), Path("/work"), Path("/runs/a")))  # type: ignore[arg-type]
 
 
-def ran(step: Process, its: Where, path: str = "/usr/bin:/bin") -> tuple[int, list[str]]:
+def ran(step: ProcessSpec, its: StepContext, path: str = "/usr/bin:/bin") -> tuple[int, list[str]]:
     """What the step's script does, run here without srun."""
     command = step_command(step, its, "token")
     script = command[command.index("bash") :]
@@ -134,7 +143,7 @@ def test_process_in_a_container_gets_its_environment_and_its_exit_code_is_told(t
 
 
 def test_heartbeat_says_each_node() -> None:
-    command = beat_command(["n1", "n2"])
+    command = heartbeat_command(["n1", "n2"])
     assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
     beat = subprocess.Popen(command[command.index("bash") :], stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": "n1"})
     assert beat.stdout is not None and beat.stdout.readline() == "n1\n"
@@ -166,13 +175,13 @@ def test_node_that_slurm_took_from_the_running_job_is_lost(
     squeue: str, scontrol: str, lost: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch, srun="exec sleep 60", squeue=f"echo . >>{tmp_path}/asked; {squeue}", scontrol=scontrol)
-    monkeypatch.setattr("launch.slurm.nodes.POLL_S", 0.1)
+    monkeypatch.setattr("launch.slurm.nodes.ASK_EVERY_S", 0.1)
     watch, found = NodeWatch(7, ["n1", "n2", "n3"], silence_s=60.0), dict[str, str]()
     deadline = time.monotonic() + 20
     try:
         while not found and not ((tmp_path / "asked").exists() and len((tmp_path / "asked").read_text()) > 6):
             assert time.monotonic() < deadline
-            found = watch.look(time.monotonic())
+            found = watch.poll(time.monotonic())
             time.sleep(0.05)
     finally:
         watch.end()
@@ -186,12 +195,12 @@ def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path
     deadline = time.monotonic() + 20
     try:
         while not lost and time.monotonic() < deadline:
-            lost = watch.look(time.monotonic())
+            lost = watch.poll(time.monotonic())
             time.sleep(0.05)
         assert list(lost) == ["n2"] and lost["n2"].startswith("silent for")
-        assert watch.heard_at("n1") > watch.heard_at("n2")
-        assert watch.heard_s() == watch.heard_at("n3") > float("-inf")  # Slurm's word
-        assert watch.look(time.monotonic()) == {}
+        assert watch.last_heartbeat_s("n1") > watch.last_heartbeat_s("n2")
+        assert watch.heartbeat_s() == watch.last_heartbeat_s("n3") > float("-inf")  # Slurm's word
+        assert watch.poll(time.monotonic()) == {}
     finally:
         watch.end()
 
@@ -207,11 +216,11 @@ def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: 
 
     def look() -> dict[str, str]:
         time.sleep(0.05)
-        return watch.look(time.monotonic() + suspended_s)
+        return watch.poll(time.monotonic() + suspended_s)
 
     try:
         deadline = time.monotonic() + 20
-        while watch.heard_s() == float("-inf") or not watch._is_heard():
+        while watch.heartbeat_s() == float("-inf") or not watch._heartbeat_works():
             assert look() == {} and time.monotonic() < deadline
         for name in ("suspended", "dead"):
             (tmp_path / name).touch()
@@ -222,7 +231,7 @@ def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: 
         assert look() == {}
         (tmp_path / "suspended").unlink()
         deadline = time.monotonic() + 20
-        while not watch._heard_s["n1"] > resumed_s:
+        while not watch._heartbeats_s["n1"] > resumed_s:
             assert look() == {} and time.monotonic() < deadline
         for _ in range(10):  # another half minute, in steps that are no pause
             suspended_s += 4.0
@@ -242,15 +251,15 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
         srun=f"[ -e {tmp_path}/second ] && exec sleep 60; touch {tmp_path}/second; echo n1; echo n2; sleep 0.2",
         **ALL_WELL,
     )
-    monkeypatch.setattr("launch.slurm.nodes.BEAT_AGAIN_S", 0.1)
-    monkeypatch.setattr("launch.slurm.nodes.POLL_S", 0.5)
+    monkeypatch.setattr("launch.slurm.nodes.RESTART_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("launch.slurm.nodes.ASK_EVERY_S", 0.5)
     watch = NodeWatch(7, ["n1", "n2"], silence_s=0.5)
     happened = time.monotonic() + 2.0  # the second step is silent by then
     try:
-        while watch.heard_s() <= happened and time.monotonic() < happened + 20:
-            assert watch.look(time.monotonic()) == {}
+        while watch.heartbeat_s() <= happened and time.monotonic() < happened + 20:
+            assert watch.poll(time.monotonic()) == {}
             time.sleep(0.05)
-        assert watch.heard_s() > happened, "nobody ever knows whether a node was the cause of what happened"
+        assert watch.heartbeat_s() > happened, "nobody ever knows whether a node was the cause of what happened"
     finally:
         watch.end()
 
@@ -262,10 +271,10 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
         ("exit 1", 2, 5, ""),
         ("echo n2; echo n10", 2, 5, "requeue 7"),
         ("echo n2; echo n10", 2, 2, "cancel 7"),
-        ("echo n2; echo n10", 1, 5, ""),  # a deputy of the life before
+        ("echo n2; echo n10", 1, 5, ""),  # a watchdog from before the last requeue
     ],
 )
-def test_deputy_acts_on_nothing_but_a_node_that_is_gone_in_its_own_life_and_requeues_within_bounds(
+def test_watchdog_requeues_only_for_a_node_that_was_lost_since_the_last_requeue_and_within_bounds(
     hostnames: str, restarts: int, requeues: int, did: str, tmp_path: Path
 ) -> None:
     """With stand-ins for Slurm's commands; after the second look the job is over."""
@@ -278,9 +287,9 @@ def test_deputy_acts_on_nothing_but_a_node_that_is_gone_in_its_own_life_and_requ
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "did").touch()
-    command = deputy_command(7, ["n1", "n2"], restarts=restarts, requeues=requeues)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEPUTY_POLL_S": "0.1"}
-    subprocess.run(command[command.index(str(DEPUTY)) :], env=env, timeout=20)
+    command = watchdog_command(7, ["n1", "n2"], restarts=restarts, requeues=requeues)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "WATCHDOG_POLL_S": "0.1"}
+    subprocess.run(command[command.index(str(WATCHDOG)) :], env=env, timeout=20)
     assert (tmp_path / "did").read_text() == did
 
 
@@ -341,20 +350,20 @@ def test_addresses_are_read_from_what_scontrol_shows() -> None:
     assert parse_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.ib"}
 
 
-def probed(**gpus: str | None) -> Probed:
-    lines = [json.dumps({"node": node, "taken": [5, n], "gpus": said}) for n, (node, said) in enumerate(gpus.items())]
+def probed(**gpus: str | None) -> ProbeResult:
+    lines = [json.dumps({"node": node, "ports_in_use": [5, n], "gpus": said}) for n, (node, said) in enumerate(gpus.items())]
     return read_probe("Welcome to n1\n" + "\n".join(lines), list(gpus))
 
 
 def test_ports_of_all_nodes_are_joined_and_a_silent_node_is_named() -> None:
-    assert probed(n1=None, n2=None).taken == {0, 1, 5}
-    with pytest.raises(SlurmError, match="no word from n3"):
-        read_probe('{"node": "n1", "taken": [], "gpus": null}', ["n1", "n3"])
+    assert probed(n1=None, n2=None).ports_in_use == {0, 1, 5}
+    with pytest.raises(SlurmError, match="no answer from n3"):
+        read_probe('{"node": "n1", "ports_in_use": [], "gpus": null}', ["n1", "n3"])
 
 
 def test_processes_get_the_gpus_that_slurm_gave_their_node() -> None:
     nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=4) for n in (1, 2, 3)]
-    given = given_gpus(nodes, probed(n1="4,5,6,7", n2="0,2,4,6,7", n3=None))
+    given = with_assigned_gpus(nodes, probed(n1="4,5,6,7", n2="0,2,4,6,7", n3=None))
     config = RunConfig(
         model=ModelConfig(path="m"), data=DataConfig(train=["t"]), trainer=TrainerConfig(tp=2, pp=2),
         rollout=RolloutConfig(engines=6), cluster=ClusterConfig(kind="slurm", device="cuda"),
@@ -366,8 +375,8 @@ def test_processes_get_the_gpus_that_slurm_gave_their_node() -> None:
 
 def test_run_that_wants_more_gpus_than_slurm_gave_is_refused() -> None:
     nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=8) for n in (1, 2)]
-    with pytest.raises(ConfigError, match=r"8 GPUs on n2, and Slurm gave the job 2 there .*=4,5\).*cluster.gpus_per_node=2"):
-        given_gpus(nodes, probed(n1="0,1,2,3,4,5,6,7", n2="4,5"))
+    with pytest.raises(ConfigError, match=r"8 GPUs on n2, but Slurm assigned 2 .*=4,5\).*cluster.gpus_per_node=2"):
+        with_assigned_gpus(nodes, probed(n1="0,1,2,3,4,5,6,7", n2="4,5"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Where a run shows itself: a terminal, a file or a pipe, which may be full or gone while the run goes on.
+"""The terminal, file or pipe to which a run prints. It may be full or closed while the run goes on.
 
-What could not be written is dropped. It does not wait in Python's buffer either, which would fail again when Python ends.
+Text that cannot be written is dropped. It must not stay in Python's buffer either, or Python would fail on it when it exits.
 """
 
 import os
@@ -8,19 +8,22 @@ from io import TextIOWrapper
 from typing import TextIO
 
 
-class Shown:
+class Screen:
     def __init__(self, out: TextIO | None) -> None:
-        """None: as `sys.stdout` is where it was closed."""
+        """None: `sys.stdout` when it was closed."""
         self._out = out
         if isinstance(out, TextIOWrapper):
-            out.reconfigure(errors="backslashreplace")  # of a path that the terminal's encoding lacks letters for
+            out.reconfigure(errors="backslashreplace")  # for a path with letters that the terminal's encoding lacks
+
+    def say(self, text: str) -> None:
+        print(text, file=self, flush=True)
 
     def write(self, text: str) -> int:
         if self._out is not None:
             try:
                 self._out.write(text)
             except OSError:
-                _forget(self._out)
+                _drop_buffer(self._out)
         return len(text)
 
     def flush(self) -> None:
@@ -28,10 +31,10 @@ class Shown:
             try:
                 self._out.flush()
             except OSError:
-                _forget(self._out)
+                _drop_buffer(self._out)
 
     def columns(self) -> int:
-        """Of the terminal; 0 if it is none."""
+        """The width of the terminal; 0 if this is no terminal."""
         if self._out is None or not self._out.isatty():
             return 0
         try:
@@ -40,12 +43,12 @@ class Shown:
             return 80
 
 
-def _forget(out: TextIO) -> None:
-    """Empties its buffer to where everything may be written."""
+def _drop_buffer(out: TextIO) -> None:
+    """Empties the buffer by writing it to /dev/null."""
     there = os.dup(out.fileno())
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, out.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, out.fileno())
     out.flush()
     os.dup2(there, out.fileno())
-    os.close(nowhere)
+    os.close(null)
     os.close(there)

@@ -9,7 +9,7 @@ from typing import TextIO
 import pytest
 
 from launch.report.progress import Progress
-from launch.report.terminal import Shown
+from launch.report.screen import Screen
 
 TEXT = "x" * 10_000
 
@@ -33,7 +33,7 @@ def hung_up() -> TextIO:
 @pytest.mark.parametrize("make", [full, unread, hung_up])
 def test_what_cannot_be_written_is_dropped_for_good(make: Callable[[], TextIO]) -> None:
     with make() as out:
-        shown = Shown(out)
+        shown = Screen(out)
         for _ in range(3):
             print(TEXT, file=shown, flush=True)
     assert out.closed  # which would have failed if anything had waited to be written
@@ -43,7 +43,7 @@ def test_output_that_has_room_again_goes_on() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with os.fdopen(write_end, "w") as out, os.fdopen(read_end) as read:
-        shown = Shown(out)
+        shown = Screen(out)
         for _ in range(20):
             print(TEXT, file=shown, flush=True)
         os.read(read_end, 1 << 20)
@@ -55,23 +55,23 @@ def test_output_that_has_room_again_goes_on() -> None:
 def test_letters_that_a_terminal_lacks_are_escaped() -> None:
     written = BytesIO()
     out = TextIOWrapper(written, encoding="latin-1")
-    print("outputs/Łód …", file=Shown(out), flush=True)
+    print("outputs/Łód …", file=Screen(out), flush=True)
     assert written.getvalue() == b"outputs/\\u0141\xf3d \\u2026\n"
 
 
 def test_output_that_was_closed_before_the_start_shows_nothing() -> None:
-    print(TEXT, file=Shown(None), flush=True)
-    assert Shown(None).columns() == 0
+    print(TEXT, file=Screen(None), flush=True)
+    assert Screen(None).columns() == 0
 
 
 def test_status_fits_into_one_line_of_the_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 20))
     with os.fdopen(theirs, "w") as out:
-        Progress(tmp_path, 5, [], Shown(out), resumed=False).tick()
+        Progress(tmp_path, 5, [], Screen(out), resumed=False).tick()
         assert 0 < len(os.read(ours, 1000)) < 20
     os.close(ours)
 
 
 def test_what_is_no_terminal_has_no_columns() -> None:
-    assert Shown(StringIO()).columns() == 0
+    assert Screen(StringIO()).columns() == 0
