@@ -1,21 +1,23 @@
 """Grades a file of problems, with the solutions it holds or with a file of completions, and says what passed.
 
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
-    python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number an id
+    python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number per id
 
-A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (a whole program). Ends with
-0 if everything passed, 1 if something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
+A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (a whole program). Each problem that is refused and
+each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if something did not, CANNOT_READ
+if a file cannot be read or this host has no sandbox.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from reward.grade import grade
+from reward.grade import grade, printable
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.sandbox.sandbox import Sandbox
@@ -39,15 +41,25 @@ class CheckError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    id: str
+    where: str  # file and line
     task: Task
     prefill: str
     solution: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A completion that is to be graded."""
+
+    where: str  # file, line and problem
+    task: Task
+    completion: str
+    prefill: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    problem_id: str
+    where: str
     verdict: Verdict | None  # None: the sandbox failed
     reason: str  # empty where nothing failed
 
@@ -58,18 +70,19 @@ def main(argv: list[str] | None = None) -> int:
     defaults = Defaults(cpu_limit_s=arguments.cpu_limit_s, memory_limit_mb=arguments.memory_limit_mb, credit=arguments.credit)
     try:
         problems, refused = read_problems(arguments.problems, defaults)
-        work = list(_completions(arguments.solutions, problems) if arguments.solutions else _own_solutions(problems))
+        attempts = list(_completions(arguments.solutions, problems) if arguments.solutions else _own_solutions(problems))
         began_s = time.monotonic()
         figures = Figures()
-        graded = list(track(grade_all(work, arguments.slots, figures), "grading", total=len(work), console=console))
+        results = grade_all(attempts, arguments.slots, figures)
+        graded = list(track(results, "grading", total=len(attempts), console=console))
     except (CheckError, SandboxUnavailable) as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True)
         return CANNOT_READ
     failed = [one for one in graded if one.reason]
     for where, reason in refused[: arguments.show]:
-        console.print(f"refused  {where}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"refused  {where}: {reason}"), markup=False, highlight=False, soft_wrap=True)
     for one in failed[: arguments.show]:
-        console.print(f"failed   {one.problem_id}: {one.reason}", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"failed   {one.where}: {one.reason}"), markup=False, highlight=False, soft_wrap=True)
     Console().print(_table(len(problems), len(refused), graded, len(failed), figures, time.monotonic() - began_s))
     return 1 if failed or refused or not graded else 0
 
@@ -81,7 +94,8 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Problem], l
     for where, line in _lines(path):
         problem_id = _text(line, "id", where)
         if problem_id in problems:
-            raise CheckError(f"{where}: id {problem_id!r} is taken by an earlier line: give each problem its own")
+            taken = f"id {problem_id!r} is taken by {problems[problem_id].where}"
+            raise CheckError(f"{where}: {taken}: give each problem its own")
         solution = line.get("solution")
         try:
             task = parse_task(line.get("task", {}), defaults=defaults)
@@ -89,7 +103,7 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Problem], l
             refused.append((f"{where} ({problem_id})", str(error)))
             continue
         problems[problem_id] = Problem(
-            id=problem_id,
+            where=where,
             task=task,
             prefill=_text(line, "prefill", where, default=""),
             solution=None if solution is None else _text(line, "solution", where),
@@ -99,8 +113,8 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Problem], l
     return problems, refused
 
 
-def grade_all(work: list[tuple[Problem, str]], slots: int, figures: Figures) -> Iterator[Graded]:
-    """Grades in so many sandboxes at once; results come in the order of `work`."""
+def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures) -> Iterator[Graded]:
+    """Grades in so many sandboxes at once; results come in the order of the attempts."""
     local = threading.local()
     sandboxes: list[Sandbox] = []
 
@@ -108,42 +122,47 @@ def grade_all(work: list[tuple[Problem, str]], slots: int, figures: Figures) -> 
         local.sandbox = Sandbox().__enter__()
         sandboxes.append(local.sandbox)
 
-    def one(item: tuple[Problem, str]) -> Graded:
-        problem, completion = item
+    def one(attempt: Attempt) -> Graded:
         try:
-            verdict = grade(problem.task, completion, prefill=problem.prefill, sandbox=local.sandbox)
+            verdict = grade(attempt.task, attempt.completion, prefill=attempt.prefill, sandbox=local.sandbox)
         except SandboxUnavailable:
             raise
         except SandboxError as error:
-            return Graded(problem_id=problem.id, verdict=None, reason=f"no verdict: {error}")
+            return Graded(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
         figures.add(verdict)
-        return Graded(problem_id=problem.id, verdict=verdict, reason=verdict.reason)
+        return Graded(where=attempt.where, verdict=verdict, reason=verdict.reason)
 
     with Sandbox():  # refuses with the reason before a pool of threads would
         pass
     try:
         with ThreadPoolExecutor(slots, initializer=warm_up) as pool:
-            yield from pool.map(one, work)
+            yield from pool.map(one, attempts)
     finally:
         for sandbox in sandboxes:
             sandbox.close()
 
 
-def _own_solutions(problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:
-    missing = [problem.id for problem in problems.values() if problem.solution is None]
-    if problems and len(missing) == len(problems):
+def as_answer(program: str) -> str:
+    """A program as a model would give it: in a block, whose fence is longer than any in the program."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", program))])
+    return f"{fence}python\n{program}\n{fence}"
+
+
+def _own_solutions(problems: dict[str, Problem]) -> Iterator[Attempt]:
+    if problems and all(problem.solution is None for problem in problems.values()):
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
-    for problem in problems.values():
+    for name, problem in problems.items():
         if problem.solution is not None:
-            yield replace(problem, prefill=""), f"```python\n{problem.solution}\n```"
+            yield Attempt(where=f"{problem.where} ({name})", task=problem.task, completion=as_answer(problem.solution))
 
 
-def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[tuple[Problem, str]]:
+def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[Attempt]:
     for where, line in _lines(path):
         problem_id = _text(line, "id", where)
         if problem_id not in problems:
             raise CheckError(f"{where}: no problem has the id {problem_id!r}")
-        yield problems[problem_id], _text(line, "completion", where)
+        problem, completion = problems[problem_id], _text(line, "completion", where)
+        yield Attempt(where=f"{where} ({problem_id})", task=problem.task, completion=completion, prefill=problem.prefill)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -153,12 +172,13 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                value = json.loads(line)
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:  # also for an integer of more digits than Python reads
+                    raise CheckError(f"{path}:{number}: not JSON ({error}): each line must be one object") from error
                 if not isinstance(value, dict):
                     raise CheckError(f"{path}:{number}: must be an object, got {type(value).__name__}")
                 yield f"{path}:{number}", value
-    except json.JSONDecodeError as error:
-        raise CheckError(f"{path}:{number}: not JSON ({error}): each line must be one object") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckError(f"cannot read {path}: {error}") from error
 

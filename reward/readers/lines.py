@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from reward.readers.draft import Draft, Refused, text_of, user
+from reward.readers.draft import Draft, Refused, text_of
 
-FIELDS = frozenset(("id", "prompt", "messages", "prefill", "task", "solution"))
+PROMPT = ("prompt", "messages", "raw", "metadata")  # fields that stay as they are
+FIELDS = frozenset(("id", *PROMPT, "prefill", "task", "solution"))
 
 
 def read_line(row: dict[str, Any]) -> Draft:
@@ -15,10 +16,12 @@ def read_line(row: dict[str, Any]) -> Draft:
     messages = row.get("messages")
     if messages is not None and not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
         raise Refused("`messages` is not a list of messages")
+    if messages is None:
+        text_of(row, "prompt")
     solution = row.get("solution")
     return Draft(
         id=text_of(row, "id"),
-        messages=messages if messages is not None else user(text_of(row, "prompt")),
+        fields={key: row[key] for key in PROMPT if key in row},
         prefill=text_of(row, "prefill", default=""),
         tasks=[row["task"]],
         solutions=[solution] if isinstance(solution, str) else [],

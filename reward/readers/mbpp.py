@@ -4,7 +4,7 @@
     {"task_id", "prompt", "code", "test_imports", "test_list"}                             the sanitized one
 
 The problem shows its tests, as it does to everybody, because the name of the function stands only there. The challenge tests are
-left out.
+left out. Setup code that uses what the solution defines (`root = Node(1)`) is part of each test; other setup code runs first.
 """
 
 import ast
@@ -18,11 +18,13 @@ def read_mbpp(row: dict[str, Any]) -> Draft:
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise Refused("`test_list` is not a list of assertions")
     code = text_of(row, "code", default="")
-    imports = row.get("test_imports")
-    setup = text_of(row, "test_setup_code", default="")
+    name = entry_point(tests, code)
+    imports, setup = row.get("test_imports"), text_of(row, "test_setup_code", default="").strip()
+    if setup and _names(setup, ast.Name) & _names(code, ast.ClassDef, ast.FunctionDef):
+        tests, setup = [f"{setup}\n{test}" for test in tests], ""
     if isinstance(imports, list):
         setup = "\n".join([*map(str, imports), setup]).strip()
-    task: dict[str, Any] = {"kind": "asserts", "entry_point": entry_point(tests, code), "tests": tests}
+    task: dict[str, Any] = {"kind": "asserts", "entry_point": name, "tests": tests}
     if setup:
         task["setup"] = setup + "\n"
     shown = "Your code should pass these tests:\n\n```python\n" + "\n".join(tests) + "\n```"
@@ -32,6 +34,15 @@ def read_mbpp(row: dict[str, Any]) -> Draft:
         tasks=[task],
         solutions=[code] if code.strip() else [],
     )
+
+
+def _names(code: str, *kinds: type[ast.AST]) -> set[str]:
+    """What nodes of these kinds are called."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Refused("the setup code or the solution is not Python", str(error)) from None
+    return {getattr(node, "id", "") or getattr(node, "name", "") for node in nodes if isinstance(node, kinds)}
 
 
 def entry_point(tests: list[str], code: str) -> str:

@@ -4,10 +4,11 @@ The first task and solution of every draft are tried, then what is left for thos
 """
 
 import itertools
+import json
 from collections.abc import Iterable
 from typing import Any
 
-from reward.check import Problem, grade_all
+from reward.check import Attempt, as_answer, grade_all
 from reward.judge_stats import Figures
 from reward.readers.draft import Draft, Refused, Summary
 from reward.task import Defaults, Task, TaskError, parse_task
@@ -26,7 +27,12 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
             summary.refuse(draft.id, Refused("an id that another problem has"))
             continue
         try:
+            json.dumps([draft.id, draft.messages, draft.fields, draft.prefill], ensure_ascii=False).encode()
             parsed[draft.id] = [parse_task(task, defaults=Defaults()) for task in draft.tasks]
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.end].encode("unicode_escape").decode()
+            summary.refuse(draft.id, Refused("text that is not Unicode", f"half of a surrogate pair: {half[:20]}"))
+            continue
         except TaskError as error:
             summary.refuse(draft.id, Refused("a task that cannot be graded", str(error)))
             continue
@@ -36,13 +42,12 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
         else:
             summary.unverified += 1
     while waiting:
-        work = []
+        tries = []
         for draft, attempts in waiting.values():
             index, solution = attempts[0]
-            problem = Problem(id=draft.id, task=parsed[draft.id][index], prefill="", solution=solution)
-            work.append((problem, f"```python\n{solution}\n```"))
-        for graded in grade_all(work, slots, Figures()):
-            draft, attempts = waiting[graded.problem_id]
+            tries.append(Attempt(where=draft.id, task=parsed[draft.id][index], completion=as_answer(solution)))
+        for graded in grade_all(tries, slots, Figures()):
+            draft, attempts = waiting[graded.where]
             index, solution = attempts.pop(0)
             if not graded.reason:
                 lines[draft.id] = draft.line(draft.tasks[index], solution)
@@ -51,6 +56,6 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
                 continue
             else:
                 del lines[draft.id]
-                summary.refuse(f"{draft.id} ({graded.reason[:100]})", Refused(NO_PASS))
+                summary.refuse(draft.id, Refused(NO_PASS, graded.reason[:100]))
             del waiting[draft.id]
     return list(lines.values())

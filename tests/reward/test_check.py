@@ -25,7 +25,7 @@ def test_problems_whose_solutions_pass_are_accepted(tmp_path: Path, capsys: pyte
 
 def test_a_solution_that_fails_is_named_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "bad", "solution": "def f(x):\n    return x\n"})]) == 1
-    assert "bad: test 1: returned 5, expected 25" in capsys.readouterr().err
+    assert "p.jsonl:2 (bad): test 1: returned 5, expected 25" in capsys.readouterr().err
 
 
 def test_completions_are_graded_by_their_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,8 +49,10 @@ def test_a_problem_without_tests_is_refused_and_the_others_are_graded(tmp_path: 
         ("{", "p.jsonl:1: not JSON"),
         ("[]", "p.jsonl:1: must be an object"),
         ('{"id": 3}', "p.jsonl:1: `id` must be a string"),
+        ("\n" + '{"id": "a", "task": ' + "9" * 5000 + "}", "p.jsonl:2: not JSON"),
+        ("[" * 100_000, "p.jsonl:1: not JSON"),
         ("", "holds no problems"),
-        (json.dumps(PROBLEM) + "\n" + json.dumps(PROBLEM), "p.jsonl:2: id 'p' is taken"),
+        (json.dumps(PROBLEM) + "\n" + json.dumps(PROBLEM), "p.jsonl:2: id 'p' is taken by"),
         (json.dumps({k: v for k, v in PROBLEM.items() if k != "solution"}), "no problem holds a `solution`"),
     ],
 )
@@ -58,3 +60,20 @@ def test_a_broken_file_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "p.jsonl").write_text(content)
     assert main([str(tmp_path / "p.jsonl")]) == CANNOT_READ
     assert message in capsys.readouterr().err
+
+
+def test_a_completion_that_fails_is_named_by_its_line_and_its_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "other"})
+    answers = write(
+        tmp_path / "c.jsonl", {"id": "p", "completion": "    return x * x"}, {"id": "other", "completion": "    return 3"}
+    )
+    assert main([problems, "--solutions", answers]) == 1
+    assert "c.jsonl:2 (other): test 0: returned 3, expected 1" in capsys.readouterr().err
+
+
+def test_nothing_that_controls_a_terminal_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "\x1b[2J\ud83d"
+    shouts = {**PROBLEM, "id": name, "solution": "def f(x): raise ValueError('\\x1b[2J\\x07')"}
+    assert main([write(tmp_path / "p.jsonl", shouts, {"id": name + "2", "task": {"kind": name}})]) == 1
+    captured = capsys.readouterr()
+    assert "ud83d" in captured.err and "\x1b[2J" not in captured.out + captured.err and "\x07" not in captured.err

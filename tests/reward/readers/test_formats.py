@@ -22,6 +22,7 @@ from reward.readers.verifiable import read_verifiable
 
 DOUBLE = "print(2 * int(input()))"
 TWICE = "def twice(x):\n    return 2 * x\n"
+OWN_TASK = {"kind": "stdio", "tests": [{"input": "1", "output": "2"}]}
 PAIRS = {"inputs": ["3\n", ["4"]], "outputs": ["6\n", ["8"]]}
 CALLS = {"inputs": [[3], [4]], "outputs": [6, 8], "fn_name": "twice"}
 
@@ -158,7 +159,8 @@ def test_each_format_is_read_and_its_solutions_pass(name: str, tmp_path: Path, c
     said = capsys.readouterr().out
     assert f"{len(ROWS[name])} problems ({VERIFIED[name]} with a solution that passes), 0 refused" in said
     for line in lines:
-        assert line["messages"][-1]["role"] == "user" and line["messages"][-1]["content"]
+        messages = line.get("messages") or [{"role": "user", "content": line["prompt"]}]
+        assert messages[-1]["role"] == "user" and messages[-1]["content"]
 
 
 def test_a_solution_that_fails_is_tried_before_its_problem_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +196,19 @@ def test_a_solution_that_fails_is_tried_before_its_problem_is_refused(tmp_path: 
         ("lines", {"id": "x", "prompt": "?"}, "no `task`"),
         ("lines", {"id": "x", "prompt": "?", "task": {"kind": "magic"}}, "a task that cannot be graded"),
         ("lines", {"id": "x", "prompt": "?", "task": {}, "reward": 1}, "a field that problem lines do not have"),
+        (
+            "lines",
+            {"id": "x", "prompt": "\ud83d", "task": OWN_TASK},
+            r"text that is not Unicode: x (half of a surrogate pair: \ud83d)",
+        ),
+        ("lines", {"id": "x", "prefill": "\ud83d", "prompt": "?", "task": OWN_TASK}, "text that is not Unicode: x"),
+        ("apps", {"problem_id": 1, "question": "\udc00", "input_output": PAIRS}, "text that is not Unicode: apps-1"),
+        (
+            "apps",
+            {"problem_id": 1, "question": "?", "input_output": {**PAIRS, "inputs": ["\ud83d", "1"]}},
+            "tests[0].input: holds half",
+        ),
+        ("apps", {"question": "?"}, "in.jsonl row 1"),
     ],
 )
 def test_a_bad_problem_is_refused_with_its_reason(
@@ -201,6 +216,60 @@ def test_a_bad_problem_is_refused_with_its_reason(
 ) -> None:
     assert read(tmp_path, name, [row]) == []
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
+def test_a_line_that_python_cannot_read_is_named(number: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(MBPP) + f'\n{{"id": {number}}}\n')
+    with pytest.raises(SystemExit, match=r"in\.jsonl:2: not JSON"):
+        main(["lines", "--source", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")])
+
+
+def test_what_is_refused_is_told_without_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read(tmp_path, "lines", [{"id": "\x1b[2J\x07", "prompt": "?"}])
+    assert all(char.isprintable() or char == "\n" for char in capsys.readouterr().out)
+
+
+def test_our_own_lines_keep_their_prompt_as_it_is(tmp_path: Path) -> None:
+    asked = {"prompt": "\nAdd.\n", "raw": True, "metadata": {"level": 3}, "prefill": "def f("}
+    [line] = read(tmp_path, "lines", [{"id": "a", **asked, "task": OWN_TASK}])
+    assert line == {"id": "a", **asked, "task": OWN_TASK}
+
+
+def test_a_starter_may_leave_out_the_imports_that_its_site_makes(tmp_path: Path) -> None:
+    starter = "class Solution:\n    def largest(self, xs: List[int]) -> Optional[int]:\n        "
+    row = {
+        "problem_id": 1,
+        "question": "?",
+        "starter_code": starter,
+        "input_output": {"inputs": [[[3, 9]]], "outputs": [9], "fn_name": "largest"},
+        "solutions": [f"{starter}return max(chain(Counter(xs), [-inf, int(pow(2, 1, 7))]), default=None)"],
+    }
+    [line] = read(tmp_path, "apps", [row])
+    assert "solution" in line
+    case = {"input": "[3, 9]", "output": "9", "testtype": "functional"}
+    tests = {"public_test_cases": json.dumps([case]), "metadata": json.dumps({"func_name": "largest"})}
+    [again] = read(tmp_path, "livecodebench", [{"question_id": "x", "question_content": "?", "starter_code": starter, **tests}])
+    assert again["task"]["setup"] == line["task"]["setup"]
+
+
+def test_setup_code_of_tests_may_use_a_class_of_the_solution(tmp_path: Path) -> None:
+    code = "class Node:\n    def __init__(self, v):\n        self.v, self.left = v, None\n"
+    code += "def depth(t):\n    return 1 + depth(t.left) if t else 0\n"
+    setup = "root = Node(1)\nroot.left = Node(2)"
+    row = {**MBPP, "code": code, "test_list": ["assert depth(root) == 2"], "test_setup_code": setup}
+    [line] = read(tmp_path, "mbpp", [row])
+    assert "setup" not in line["task"]
+    assert "root.left = Node(2)\nassert depth(root) == 2" in line["messages"][0]["content"]
+    [line] = read(tmp_path, "mbpp", [{**MBPP, "test_list": ["assert twice(n) == 6"], "test_setup_code": "n = 3"}])
+    assert line["task"]["setup"] == "n = 3\n"
+
+
+@pytest.mark.parametrize("margin", ["", "  ", "    "])
+def test_a_solution_may_hold_fences_wherever_it_likes(margin: str, tmp_path: Path) -> None:
+    text = f"{margin}```\n{margin}twice(1)\n{margin}```\n"
+    code = f'"""Doubles.\n{text}"""\ndef twice(x):\n{margin or " "}"""Doubles.\n{text}"""\n{margin or " "}return 2 * x\n'
+    assert len(read(tmp_path, "mbpp", [{**MBPP, "code": code}])) == 1
 
 
 def test_an_id_is_used_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

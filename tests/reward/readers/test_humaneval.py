@@ -202,6 +202,15 @@ def test_the_command_writes_the_file_and_says_what_it_refused(tmp_path: Path, ca
     assert "1 problems (1 with a solution that passes), 0 refused" in capsys.readouterr().out
 
 
+def test_without_a_prefill_the_whole_code_is_asked_for(tmp_path: Path) -> None:
+    source, out = humaneval_file(tmp_path / "h.jsonl.gz"), tmp_path / "out.jsonl"
+    assert main(["humaneval", "--source", str(source), "--out", str(out), "--no-prefill"]) == 0
+    line = json.loads(out.read_text())
+    assert "prefill" not in line
+    assert line["messages"][0]["content"].endswith("Put the whole code in one ```python block.")
+    assert "`def total(numbers: List[int], start: int = 0) -> int:`" in line["messages"][0]["content"]
+
+
 def test_tests_are_kept_as_they_are_where_asked() -> None:
     task = draft(SOURCE, as_asserts=True).tasks[0]
     assert (task["kind"], task["tests"], task["entry_point"]) == ("asserts", [SOURCE.tests], "total")
