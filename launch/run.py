@@ -2,9 +2,9 @@
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from conf.compose.load import as_yaml
 from conf.schema import RunConfig
@@ -28,10 +28,12 @@ from launch.report.run_report import write_report
 from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
 from launch.slurm.job import SlurmError, SlurmJob, requeue
+from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
+QUEUE_ANSWER_S = 5.0
 LOCK_PATIENCE_S = 180.0  # a file system needs time to notice that an earlier launcher's node is dead: NFS 90 s and more
 
 
@@ -81,7 +83,9 @@ def _execute(
         RunKeys.create(run_dir)
         size = _size(config, allocation.nodes)
         screen.say(f"{'resuming' if resumed else 'run'} {run_dir}: {size}, logs in {run_dir / LOGS}")
-        progress = Progress(run_dir, config.trainer.steps, processes, screen, resumed=resumed)
+        progress = Progress(
+            run_dir, config.trainer.steps, processes, screen, resumed=resumed, queue_status=_queue_status(run_dir, processes)
+        )
         try:
             end = _supervised(run_dir, Lifecycle(placed, rules(config)), allocation, progress, signals)
         finally:
@@ -90,6 +94,17 @@ def _execute(
     if end.outcome is Outcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
+
+
+def _queue_status(run_dir: Path, processes: Sequence[ProcessSpec]) -> Callable[[], Mapping[str, Any]]:
+    queue = next(process for process in processes if process.role == "queue")
+    endpoint, keys = f"tcp://{queue.address}:{queue.ports['queue']}", RunKeys.load(run_dir)
+
+    def ask() -> Mapping[str, Any]:
+        with QueueClient(endpoint, keys, "launcher", QUEUE_ANSWER_S) as client:
+            return client.status()
+
+    return ask
 
 
 def _report(run_dir: Path, say: Callable[[str], None]) -> None:

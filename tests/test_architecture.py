@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "rollout.guard",
         "rollout.ledger",
         "rollout.prompts",
+        "rollout.queue.client",
         "rollout.queue.keys",
     ),
 }

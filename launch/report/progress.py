@@ -1,27 +1,26 @@
-"""What a run shows while it lives: what happens before the first step, a line a step, restarts.
+"""What a run shows while it lives: what happens before the first step, one line per step, failures and restarts.
 
-The source is `metrics.jsonl`, read as it grows, and, for what comes before its first line, whether the engines listen.
-On a terminal the last line is a live status; elsewhere there are plain lines only. Whatever is wrong with what it reads,
-the run goes on.
+The steps come from `metrics.jsonl`, which is read as it grows. On a terminal the last line is a live status; elsewhere there are
+plain lines only. Whatever is wrong with what is read here, the run goes on.
 """
 
-import socket
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
 
 from launch.placement.placement import ProcessSpec
+from launch.report.engine_failures import EngineFailures
+from launch.report.learning import STEPS_WITHOUT_SIGNAL, why_nothing_is_learned
 from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
 from launch.report.screen import Screen
+from launch.report.startup import EvaluationCount, FirstTokens, Listening
 
 HEADER_EVERY = 20
 PROBE_S = 1.0
-CONNECT_S = 0.5
-QUIET_S = 30.0  # off a terminal: a sign of life so often
+QUIET_S = 30.0  # where there is no live status, a line of status is shown this often
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,72 +62,36 @@ def row(line: Metrics, steps: int) -> str:
     return " ".join(cells).rstrip()
 
 
-class FirstTokens:
-    """Whether an engine has generated: its worker says so in its log, once a start."""
-
-    SAID = b"has its first tokens"
-
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir = log_dir
-        self._read = {path: path.stat().st_size for path in self._logs()}  # what is there is of an earlier life of the run
-
-    def found(self) -> bool:
-        for path in self._logs():
-            with suppress(OSError), path.open("rb") as log:
-                log.seek(self._read.get(path, 0))
-                data = log.read()
-                if self.SAID in data:
-                    return True
-                self._read[path] = self._read.get(path, 0) + data.rfind(b"\n") + 1
-        return False
-
-    def _logs(self) -> list[Path]:
-        return sorted(self._log_dir.glob("worker-*.log"))
-
-
-class Listening:
-    """Which engines listen. Asked in a thread: to look up a name, or to reach a node that is gone, may take long."""
-
-    def __init__(self, engines: Mapping[str, tuple[str, int]]) -> None:
-        self._silent = dict(engines)
-        self._found: SimpleQueue[str] = SimpleQueue()
-        self._round = threading.Thread(target=self._ask)
-
-    def new(self) -> list[str]:
-        """Those that were found to listen since the last call; the others are asked again, one round at a time."""
-        found = [self._found.get() for _ in range(self._found.qsize())]
-        for name in found:
-            del self._silent[name]
-        if self._silent and not self._round.is_alive() and self._found.empty():
-            self._round = threading.Thread(target=self._ask, daemon=True, name="listening")
-            self._round.start()
-        return found
-
-    def _ask(self) -> None:
-        for name, address in list(self._silent.items()):
-            with suppress(OSError), socket.create_connection(address, timeout=CONNECT_S):
-                self._found.put(name)
-
-
 class Progress:
-    def __init__(self, run_dir: Path, steps: int, processes: Sequence[ProcessSpec], out: Screen, *, resumed: bool) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        steps: int,
+        processes: Sequence[ProcessSpec],
+        screen: Screen,
+        *,
+        resumed: bool,
+        queue_status: Callable[[], Mapping[str, Any]] = lambda: {"ledger": {"evals": {}}},
+    ) -> None:
         self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
         self._steps = steps
-        self._out = out
+        self._screen = screen
         engines = {name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")}
         self._starting = list(engines)
         self._listening = Listening(engines)
         self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
+        self._failures = EngineFailures(run_dir / "logs")
+        self._evaluation = EvaluationCount(queue_status)
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0
         self._rows = 0
-        self._last_step: Metrics | None = None
+        self._shown: deque[Metrics] = deque(maxlen=STEPS_WITHOUT_SIGNAL)
         self._live = ""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._clear_live()
-        print(text, file=self._out, flush=True)
+        self._screen.say(text)
         self._last_line_s = time.monotonic()
 
     def tick(self) -> None:
@@ -136,6 +99,8 @@ class Progress:
             self._show(line)
         if time.monotonic() >= self._next_probe_s:
             self._next_probe_s = time.monotonic() + PROBE_S
+            for failure in self._failures.new():
+                self.say(failure)
             self._probe_engines()
             self._probe_first_tokens()
             self._show_status()
@@ -145,7 +110,9 @@ class Progress:
             self.say(header())
         self._rows += 1
         self.say(row(line, self._steps))
-        self._last_step = line
+        self._shown.append(line)
+        if line.get("reward/steps_without_signal") == STEPS_WITHOUT_SIGNAL:
+            self.say(f"warning: {why_nothing_is_learned(self._shown)}")
 
     def _probe_engines(self) -> None:
         for name in self._listening.new():
@@ -159,22 +126,23 @@ class Progress:
 
     def _show_status(self) -> None:
         text = self._status()
-        if columns := self._out.columns():
+        if columns := self._screen.columns():
             self._clear_live()
-            self._live = text[: columns - 1]  # of a line that wraps only the last part could be cleared
-            print(self._live, end="", file=self._out, flush=True)
+            self._live = text[: columns - 1]  # if the line wrapped, only its last part could be cleared
+            print(self._live, end="", file=self._screen, flush=True)
         elif time.monotonic() - self._last_line_s > QUIET_S:
             self.say(text)
 
     def _status(self) -> str:
         elapsed = f"  {self._elapsed_s():.0f} s:"
-        if self._last_step is None:
-            before = f"starting {', '.join(self._starting)}" if self._starting else "first push, evaluation and batch"
-            return f"{elapsed} {before}"
-        done = int(self._last_step["step"])
+        if not self._shown:
+            if self._starting:
+                return f"{elapsed} starting {', '.join(self._starting)}"
+            return f"{elapsed} {self._evaluation.text() or 'first push, evaluation and batch'}"
+        done = int(self._shown[-1]["step"])
         if done >= self._steps:
-            return f"{elapsed} last push, evaluation and checkpoint"
-        step_s = self._last_step.get("time/step_s")
+            return f"{elapsed} {self._evaluation.text() or 'last push, evaluation and checkpoint'}"
+        step_s = self._shown[-1].get("time/step_s")
         left = f", about {(self._steps - done) * step_s:.0f} s to go" if step_s else ""
         return f"{elapsed} step {done + 1} since {time.monotonic() - self._last_line_s:.0f} s{left}"
 
@@ -183,5 +151,5 @@ class Progress:
 
     def _clear_live(self) -> None:
         if self._live:
-            print(f"\r{' ' * len(self._live)}\r", end="", file=self._out)
+            print(f"\r{' ' * len(self._live)}\r", end="", file=self._screen)
             self._live = ""

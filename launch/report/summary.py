@@ -1,4 +1,4 @@
-"""What a run has to say for itself when it is over: the number that a sweep compares, a few lines, and where its things are."""
+"""The summary of a run that is over: the number that a sweep compares, a few facts, and where its files are."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from launch.report.learning import SIGNAL, why_nothing_is_learned, without_signal
 from launch.report.metrics import METRICS_FILE, Metrics, read_metrics
 
 SUMMARY_FILE = "summary.json"
@@ -14,9 +15,9 @@ LAST_STEPS = 5
 
 
 def outcome(lines: Sequence[Metrics]) -> float:
-    """One number for a sweep: the last pass rate on the held-out problems, or the mean reward of the last steps.
+    """One number for a sweep: the last pass rate on the held-out problems, or else the mean reward of the last steps.
 
-    What is no number is left out; NaN when nothing is left.
+    Values that are not finite are left out; NaN when no value is left.
     """
     if passed := [value for value in _values(lines, "eval/pass_rate") if isfinite(value)]:
         return passed[-1]
@@ -25,40 +26,42 @@ def outcome(lines: Sequence[Metrics]) -> float:
 
 
 def summary(run_dir: Path, elapsed_s: float) -> str:
-    """What a finished run has to say for itself, and where its things are."""
+    """The facts about a finished run, and where its files are."""
     steps = max((int(line["step"]) for line in read_metrics(run_dir)), default=0)
     return "\n".join([f"done: {steps} steps in {elapsed_s:.0f} s", *facts(run_dir), *places(run_dir)])
 
 
 def facts(run_dir: Path) -> list[str]:
-    """What came of a run, finished or not: a line a fact."""
+    """The results of a run, finished or not: one line per fact."""
     lines = read_metrics(run_dir)
-    told = []
+    found = []
+    if without_signal(lines):
+        found.append(("learned nothing", why_nothing_is_learned([line for line in lines if SIGNAL in line])))
     if passed := _values(lines, "eval/pass_rate"):
-        told.append(("held-out pass rate", f"{passed[0]:.3f} -> {passed[-1]:.3f}"))
+        found.append(("held-out pass rate", f"{passed[0]:.3f} -> {passed[-1]:.3f}"))
     if rewards := _values(lines, "reward/mean"):
-        count = max(1, min(LAST_STEPS, len(rewards) // 2))  # no step is of both
+        count = max(1, min(LAST_STEPS, len(rewards) // 2))  # no step belongs to both
         of = f"mean of the first and the last {count} steps" if count > 1 else "the first and the last step"
-        told.append(("reward", f"{fmean(rewards[:count]):.3f} -> {fmean(rewards[-count:]):.3f} ({of})"))
+        found.append(("reward", f"{fmean(rewards[:count]):.3f} -> {fmean(rewards[-count:]):.3f} ({of})"))
     if step_s := _values(lines, "time/step_s"):
-        told.append(("step", f"{median(step_s):.1f} s (median)"))
+        found.append(("step", f"{median(step_s):.1f} s (median)"))
     rates = [f"{rate:,.0f} {what}" for what in ("generated", "trained") if isfinite(rate := _mean(lines, f"tokens/{what}_per_s"))]
     if rates:
-        told.append(("tokens a second", ", ".join(rates)))
+        found.append(("tokens per second", ", ".join(rates)))
     sides = {"trainer": "trainer", "engines": "rollout"}
     idle = [f"{what} {idle:.0%}" for what, key in sides.items() if isfinite(idle := _mean(lines, f"idle/{key}_fraction"))]
     if idle:
-        told.append(("idle", ", ".join(idle)))
+        found.append(("idle", ", ".join(idle)))
     if lags := _values(lines, "lag/max_versions"):
-        told.append(("largest lag", f"{max(lags):.0f} version{'s' * (max(lags) != 1)}"))
+        found.append(("largest lag", f"{max(lags):.0f} version{'s' * (max(lags) != 1)}"))
     if mismatch := _values(lines, "mismatch/same_version_abs_logprob"):
-        told.append(("log-prob mismatch", f"{fmean(mismatch):.1e} (same version, mean)"))
-    told += _accounting(run_dir / SUMMARY_FILE)
-    return [f"{name:<19} {value}" for name, value in told]
+        found.append(("log-prob mismatch", f"{fmean(mismatch):.1e} (same version, mean)"))
+    found += _accounting(run_dir / SUMMARY_FILE)
+    return [f"{name:<19} {value}" for name, value in found]
 
 
 def _accounting(path: Path) -> list[tuple[str, str]]:
-    """Where every generated token went, as the queue counted."""
+    """What became of every generated token, by the counts of the queue."""
     try:
         counts = _with_key(json.loads(path.read_text()), "trained_tokens")
     except FileNotFoundError:
@@ -73,7 +76,7 @@ def _accounting(path: Path) -> list[tuple[str, str]]:
 
 
 def _with_key(value: object, key: str) -> dict[str, Any] | None:
-    """The first mapping, however deep, that holds the key."""
+    """The first mapping at any depth that holds the key."""
     if not isinstance(value, dict):
         return None
     if key in value:
@@ -85,11 +88,11 @@ def places(run_dir: Path) -> list[str]:
     what = {
         "report.html": "charts of the run",
         "trace.json": "timeline, for ui.perfetto.dev",
-        METRICS_FILE: "a line a step",
+        METRICS_FILE: "one line per step",
         SUMMARY_FILE: "token accounting",
-        "recoveries.jsonl": "what the run stood still for, and how long",
-        "logs": "of every process",
-        "checkpoints": "to resume from",
+        "recoveries.jsonl": "each interruption of training, and how long it took",
+        "logs": "one per process",
+        "checkpoints": "resume= goes on from the newest",
         "hf": "the last weights, Hugging Face format",
         "tensorboard": f"tensorboard --logdir {run_dir / 'tensorboard'}",
     }
@@ -97,10 +100,10 @@ def places(run_dir: Path) -> list[str]:
 
 
 def _mean(lines: Sequence[Metrics], key: str) -> float:
-    """Over the run's time: a long step counts for more. NaN where no step has it."""
-    told = [(float(line[key]), float(line["time/step_s"])) for line in lines if _values([line], key) and "time/step_s" in line]
-    seconds = sum(step_s for _, step_s in told)
-    return sum(value * step_s for value, step_s in told) / seconds if seconds else float("nan")
+    """The mean over the run's time, so that a long step counts for more. NaN when no step has the key."""
+    pairs = [(float(line[key]), float(line["time/step_s"])) for line in lines if _values([line], key) and "time/step_s" in line]
+    seconds = sum(step_s for _, step_s in pairs)
+    return sum(value * step_s for value, step_s in pairs) / seconds if seconds else float("nan")
 
 
 def _values(lines: Sequence[Metrics], key: str) -> list[float]:

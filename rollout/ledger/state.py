@@ -1,7 +1,7 @@
 """What a ledger knows, and how changes alter it. Deterministic and total: it decides nothing and refuses nothing."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -188,8 +188,12 @@ class LedgerState:
             "dropped_tokens": dict(self.dropped_tokens),
             "lost_tokens": dict(self.lost_tokens),
             "eval_tokens": self.eval_tokens + sum(n for i, n in tokens.items() if i < 0),
-            "evals": {name: sum(self.groups[i].ungraded for i in groups) for name, groups in self.evals.items()},
+            "evals": {name: self._eval_counts(groups) for name, groups in self.evals.items()},
         }
+
+    def _eval_counts(self, groups: Sequence[int]) -> dict[str, int]:
+        completions = sum(len(self.groups[i].trajectories) for i in groups)
+        return {"completions": completions, "graded": completions - sum(self.groups[i].ungraded for i in groups)}
 
     def tokens_of(self, step: int) -> int:
         return sum(sum(self.taken[index].tokens) for index in self.batches[step])

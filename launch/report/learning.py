@@ -1,0 +1,30 @@
+"""Whether a run learns from its rewards. It learns nothing while all completions of each prompt get the same reward."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from launch.report.metrics import Metrics
+
+STEPS_WITHOUT_SIGNAL = 3  # after so many steps in a row the run says so
+MOST_REASONS = 3
+SIGNAL = "reward/groups_with_signal_fraction"
+
+
+def without_signal(lines: Sequence[Metrics]) -> bool:
+    """Whether no step of these had a group with different rewards. False when no step says."""
+    fractions = [line[SIGNAL] for line in lines if line.get(SIGNAL) is not None]
+    return bool(fractions) and not any(fractions)
+
+
+def why_nothing_is_learned(lines: Sequence[Metrics]) -> str:
+    """Says what the rewards of these steps were, and the most frequent reasons of the judges."""
+    reasons: Counter[str] = Counter()
+    for line in lines:
+        reasons.update(line.get("verdict_reasons") or {})
+    rewards = sorted({line["reward/mean"] for line in lines if line.get("reward/mean") is not None})
+    mean = f" (mean {rewards[0]:.3g} to {rewards[-1]:.3g})" if rewards else ""
+    most = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(MOST_REASONS))
+    return (
+        f"in {len(lines)} steps all completions of each prompt got the same reward{mean}, so nothing was learned from them"
+        + (f". The most frequent reasons: {most}" if most else "")
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""An engine's failure is shown at once, with the line of its log that says why."""
+
+from pathlib import Path
+
+from launch.report.engine_failures import LONGEST, EngineFailures
+
+STAMP = "2026-11-30 21:00:00,123"
+FAILURE = (
+    f"{STAMP} ERROR engine http://127.0.0.1:20009 died while starting; the end of logs/engine-0.log:\n"
+    "Traceback (most recent call last):\n"
+    '  File "launch_server.py", line 7, in <module>\n'
+    "RuntimeError: the warm-up request got 407 Proxy Authentication Required\n"
+)
+
+
+def write(log_dir: Path, text: str, worker: int = 0) -> None:
+    log_dir.mkdir(exist_ok=True)
+    with (log_dir / f"worker-{worker}.log").open("a") as log:
+        log.write(text)
+
+
+def test_failure_is_shown_once_with_the_reason_at_the_end_of_its_traceback(tmp_path: Path) -> None:
+    failures = EngineFailures(tmp_path / "logs")
+    assert failures.new() == []
+    write(tmp_path / "logs", f"{STAMP} INFO engine-0 starts\n" + FAILURE)
+    [line] = failures.new()
+    assert line.startswith("worker-0: engine http://127.0.0.1:20009 died while starting")
+    assert line.endswith("RuntimeError: the warm-up request got 407 Proxy Authentication Required")
+    assert failures.new() == []
+
+
+def test_failures_of_an_earlier_launch_are_not_shown(tmp_path: Path) -> None:
+    write(tmp_path / "logs", FAILURE)
+    assert EngineFailures(tmp_path / "logs").new() == []
+
+
+def test_engine_that_fails_again_and_again_does_not_fill_the_screen(tmp_path: Path) -> None:
+    failures = EngineFailures(tmp_path / "logs")
+    for port in range(20):
+        write(tmp_path / "logs", FAILURE.replace("20009", str(20009 + port)))
+        write(tmp_path / "logs", FAILURE, worker=1)
+    assert len(failures.new()) == 2
+
+
+def test_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    failures = EngineFailures(tmp_path / "logs")
+    write(tmp_path / "logs", f"{STAMP} ERROR engine-0 has gone")
+    assert failures.new() == []
+    write(tmp_path / "logs", ": it was killed by SIGKILL\n")
+    assert failures.new() == ["worker-0: engine-0 has gone: it was killed by SIGKILL"]
+
+
+def test_bytes_and_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    failures = EngineFailures(tmp_path / "logs")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/worker-0.log").write_bytes(f"{STAMP} ERROR a\x1b[31m".encode() + b"\xff" + b"z" * 9999 + b"\n")
+    [line] = failures.new()
+    assert line.isprintable() and len(line) <= LONGEST + len("worker-0: ")
