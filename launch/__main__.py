@@ -28,7 +28,7 @@ from conf.compose.check import check_resumed
 from conf.compose.hydra_errors import in_one_line
 from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
 from conf.compose.presets import check_names, check_presets, experiments
-from conf.compose.sweep import OPTUNA, TOLERANT, RememberSweep, failures_are_raised
+from conf.compose.sweep import MULTIRUN, OPTUNA, TOLERANT, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
 from launch.allocation import with_device
 from launch.processes.prepare import PrepareError
@@ -84,7 +84,7 @@ def _check_words(words: list[str]) -> None:
         if word.startswith("--") and re.split("[.=]", word[2:])[0] in groups:
             raise ConfigError(f"{word}: settings are given without dashes, {word[2:]}")
     # Jobs of a sweep name themselves and lie together.
-    if {"-m", "--multirun"} & set(words):
+    if set(MULTIRUN) & set(words):
         for word in words:
             if word.startswith(("output=", "name=", "resume=")):
                 raise ConfigError(
@@ -140,7 +140,8 @@ def _name(composed: DictConfig, *, sweep: bool) -> None:
         stamp = os.environ.get("SLURM_JOB_ID", "") if in_slurm else ""
         composed.name = f"{experiment}-{stamp or time.strftime('%Y%m%d-%H%M%S')}"
     if sweep:
-        varied = [o for o in hydra_config.overrides.task if not o.startswith(("experiment=", "dry_run="))]
+        unnamed = set(hydra_config.job.config.override_dirname.exclude_keys)
+        varied = [o for o in hydra_config.overrides.task if o.lstrip("+~").partition("=")[0] not in unnamed]
         # ASCII: a name's limit is in bytes.
         what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override), flags=re.ASCII) for override in varied]
         composed.output = hydra_config.sweep.dir
@@ -166,6 +167,8 @@ def main() -> int:
             _run(read_resumed(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")]), resumed=True)
         else:
             with in_one_line():
+                if set(MULTIRUN) & set(sys.argv):
+                    sys.argv.append(unnamed_keys(sys.argv[1:]))
                 _one_job()
     except KNOWN_ERRORS as error:
         message, code = _explained(error)

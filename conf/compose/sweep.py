@@ -1,8 +1,10 @@
-"""What the launcher must know of Hydra's sweeps: where one put its jobs, and how its sweeper takes a failed one."""
+"""What the launcher needs to know about Hydra's sweeps: the folder, the words that vary, and how failed jobs are treated."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -14,6 +16,18 @@ class RememberSweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         type(self).sweep_dir = Path(config.hydra.sweep.dir)
+
+
+MULTIRUN = ("-m", "--multirun")
+UNNAMED = "hydra.job.config.override_dirname.exclude_keys"
+
+
+def unnamed_keys(words: Sequence[str]) -> str:
+    """The Hydra override that keeps keys which no job varies out of the jobs' names. Hydra hands it to every job of the sweep."""
+    overrides = OverridesParser.create().parse_overrides([word for word in words if "=" in word and not word.startswith("-")])
+    fixed = [override.get_key_element().lstrip("+~") for override in overrides if not override.is_sweep_override()]
+    keys = ",".join(f"'{key}'" for key in fixed)
+    return f"{UNNAMED}=[{keys}]"
 
 
 OPTUNA = "hydra/sweeper=optuna"

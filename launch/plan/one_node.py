@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.compose.load import composed, to_run_config
+from conf.compose.sweep import MULTIRUN
 from conf.schema import ConfigError
 from conf.shapes import Layout, ModelShape, layout_faults, shape_of
 from launch.placement import node_facts
@@ -98,7 +99,6 @@ def _divisors(number: int) -> list[int]:
 
 
 ASKED_WRONGLY = 2
-MULTIRUN = ("-m", "--multirun")
 
 
 def main(words: list[str]) -> int:

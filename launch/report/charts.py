@@ -1,4 +1,4 @@
-"""A chart of lines or of stacked bars: one look for the planner, the simulator, the report of a run, and that of a sweep."""
+"""Charts of lines, of grouped bars and of stacked bars. Planner, simulator and the reports of runs and sweeps share them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#6
 AXIS, GRID, FAINT = "#94a3b8", "#e2e8f0", "#64748b"
 LEFT, RIGHT, BOTTOM = 58, 18, 44
 TITLE_Y, ROW, UNDER_TITLE = 18, 17, 20
-FEW_DOTS, MOST_DOTS = 20, 300  # dots are smaller above the first, and left out above the second
-MOST_BARS = 150  # more are drawn as the means of neighbours
-WIDER = 1.16  # a browser's letters than those that are measured with
+FEW_DOTS, MOST_DOTS = 20, 300  # with more points than the first, dots are smaller; with more than the second, there are none
+MOST_BARS = 150  # beyond this number, neighbours are drawn as their mean
+WIDER = 1.16  # a browser's letters are wider than the measured ones by this factor
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """The x axis. With `labels` the values are places and the labels their names."""
+    """The x axis. With `labels`, each value is a position and its label is shown there."""
 
     name: str
     labels: Mapping[float, str] | None = None
-    whole: bool = False  # values are counts: no tick between two
+    whole: bool = False  # values are counts, so no tick stands between two of them
 
 
 def chart(
     title: str, x: Axis, series: Series, *, note: str = "", from_zero: bool = True, log: bool = False,
     last_values: bool = False, width: int = 460, height: int = 280,
 ) -> Drawing:  # fmt: skip
-    """A line a series, `log`: over a logarithmic axis. Points that have no place on it are left out. Raises ValueError when
-    nothing is left."""
+    """One line per series; with `log` the y axis is logarithmic. Points that such an axis cannot show are left out. Raises
+    ValueError when no point remains."""
     kept = _kept(title, series, lambda y: isfinite(y) and (y > 0 or not log))
     ys = [y for points in kept.values() for _, y in points]
     base = [0.0] if from_zero and not log else []
@@ -47,7 +47,8 @@ def chart(
 def stack(
     title: str, x: Axis, series: Series, *, note: str = "", last_values: bool = False, width: int = 460, height: int = 280
 ) -> Drawing:
-    """A bar an x, of a part a series, the first at the bottom. Raises ValueError when there is nothing to draw."""
+    """Stacked bars: one bar per x value, one segment per series, the first at the bottom. Raises ValueError when no point
+    remains."""
     kept = _kept(title, series, lambda y: isfinite(y) and y >= 0)
     parts = {name: dict(points) for name, points in kept.items()}
     places = sorted({at for points in kept.values() for at, _ in points})
@@ -57,6 +58,33 @@ def stack(
     at_once = ceil(len(places) / MOST_BARS)
     for i in range(0, len(places), at_once):
         _draw_bar(drawing, plane, x.name, places[i : i + at_once], parts)
+    return drawing
+
+
+def grouped_bars(
+    title: str, x: Axis, series: Series, *, note: str = "", log: bool = False, width: int = 460, height: int = 280
+) -> Drawing:
+    """Grouped bars: one group per x value, one bar per series. Where several points of a series share their x value, the bar is
+    their mean and each point is a dot. Raises ValueError when no point remains."""
+    kept = _kept(title, series, lambda y: isfinite(y) and (y > 0 or not log))
+    ys = [y for points in kept.values() for _, y in points]
+    base = [] if log else [0.0]
+    y_ticks = (decades if log else ticks)(min(ys + base), max(ys + base), 5)
+    places = {at for points in kept.values() for at, _ in points}
+    drawing, plane = _frame(title, note, x, kept, y_ticks, log=log, pad=0.5 / len(places), last_values=False,
+                            size=(width, height))  # fmt: skip
+    bar_width = 1.7 * plane.pad / len(kept)
+    foot = plane.y(y_ticks[0] if log else 0.0)
+    for i, (name, points) in enumerate(kept.items()):
+        for at in dict.fromkeys(at for at, _ in points):
+            values = [y for x_value, y in points if x_value == at]
+            left, top = plane.x(at) - 0.85 * plane.pad + i * bar_width, plane.y(fmean(values))
+            label = (x.labels or {}).get(at, f"{at:g}")
+            hint = f"{name}, {x.name} {label}: {figure(fmean(values))}"
+            drawing.add(Box(left, min(top, foot), 0.94 * bar_width, abs(foot - top), COLOURS[i % len(COLOURS)], hint))
+            if len(values) > 1:
+                middle = left + 0.47 * bar_width
+                drawing.add(*(Dot(middle, plane.y(y), AXIS, 2.5, hint=f"{name}: {figure(y)}") for y in values))
     return drawing
 
 
@@ -71,7 +99,7 @@ def _frame(
     title: str, note: str, x: Axis, series: Series, y_ticks: Sequence[float], *, pad: float, size: tuple[int, int],
     log: bool = False, last_values: bool,
 ) -> tuple[Drawing, "_Plane"]:  # fmt: skip
-    """All but the series: title, note, legend, grid and axes."""
+    """Everything but the series: title, note, legend, grid and axes."""
     drawing = Drawing(*size)
     right, bottom = drawing.width - RIGHT, drawing.height - BOTTOM
     drawing.add(Text(LEFT, TITLE_Y, title, size=14, bold=True))
@@ -93,7 +121,7 @@ def _frame(
 
 
 class _Plane:
-    """From values to pixels. The outermost values stand off the edges by `pad` of the width."""
+    """Maps values to pixels. The outermost values keep a distance of `pad` times the width from the edges."""
 
     def __init__(
         self, drawing: Drawing, top: float, xs: tuple[float, float], ys: tuple[float, float], *, log: bool, pad: float
@@ -115,7 +143,7 @@ class _Plane:
 
 
 def _draw_line(drawing: Drawing, plane: _Plane, what: str, points: Sequence[tuple[float, float]], colour: str) -> None:
-    """A dot a point; where several share their x, the line goes through their mean."""
+    """One dot per point. Where several points share their x value, the line goes through their mean."""
     means = {x: fmean(b for a, b in points if a == x) for x, _ in points}
     drawing.add(Line([(plane.x(a), plane.y(b)) for a, b in means.items()], colour, 2.0))
     if len(points) <= MOST_DOTS:
@@ -126,7 +154,7 @@ def _draw_line(drawing: Drawing, plane: _Plane, what: str, points: Sequence[tupl
 def _draw_bar(
     drawing: Drawing, plane: _Plane, x_name: str, neighbours: Sequence[float], parts: Mapping[str, Mapping[float, float]]
 ) -> None:
-    """Of several neighbours, their mean."""
+    """Several neighbours are drawn as one bar, their mean."""
     left, right = plane.x(neighbours[0]) - 0.94 * plane.pad, plane.x(neighbours[-1]) + 0.94 * plane.pad
     where = " to ".join(f"{at:g}" for at in dict.fromkeys((neighbours[0], neighbours[-1])))
     below = 0.0
@@ -139,7 +167,7 @@ def _draw_bar(
 
 
 def _draw_legend(drawing: Drawing, y: float, series: Series, last_values: bool) -> int:
-    """Under the title, in as many rows as it needs; their number."""
+    """Draws the legend under the title and returns the number of rows that it needs."""
     at, row = float(LEFT), 0
     for i, (name, points) in enumerate(series.items()):
         words = f"{name} {figure(points[-1][1])}" if last_values else name
@@ -153,7 +181,7 @@ def _draw_legend(drawing: Drawing, y: float, series: Series, last_values: bool) 
 
 
 def figure(value: float) -> str:
-    """Three or four digits, as a person writes them."""
+    """The value with three or four digits."""
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -163,7 +191,7 @@ def _ticks_within(low: float, high: float, *, whole: bool) -> dict[float, str]:
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Round numbers that reach from `low` or below to `high` or above."""
+    """Round numbers, the first at or below `low` and the last at or above `high`."""
     span = max(high - low, 1e-12, 1e-9 * abs(high))
     raw = span / count
     power = 10.0 ** floor(log10(raw))
@@ -173,7 +201,7 @@ def ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def decades(low: float, high: float, count: int = 6) -> list[float]:
-    """Powers of ten that reach from `low` or below to `high` or above, evenly."""
+    """Powers of ten at equal distances, the first at or below `low` and the last at or above `high`."""
     first, last = floor(log10(low) + 1e-9), ceil(log10(high) - 1e-9)
     step = max(1, ceil((last - first) / count))
     return [10.0**power for power in range(first, max(last, first + 1) + step, step)]

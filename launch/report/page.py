@@ -1,4 +1,4 @@
-"""An HTML page of words and figures that needs nothing from anywhere: one look for all that `launch` has to show."""
+"""An HTML page of text and charts that loads nothing from elsewhere; the planner, the simulator and the reports share it."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ th, td { padding: .25rem .8rem; text-align: right; white-space: nowrap; border-b
 
 
 def html_page(title: str, above: Iterable[str], figures: Sequence[Drawing]) -> str:
-    """A heading, blocks of HTML, and the figures side by side as the window has room."""
+    """A heading, blocks of HTML, and the charts in as many columns as fit into the window."""
     drawn = "\n".join(f"<figure>{figure.svg()}</figure>" for figure in figures)
     widest = max((figure.width for figure in figures), default=0)
     columns = f"grid-template-columns: repeat(auto-fill, minmax(min(100%, {widest}px), 1fr))"

@@ -1,9 +1,9 @@
-"""What a sweep found: a table, and a plot of what was varied against reward, throughput, lag, mismatch and idle fractions.
+"""What a sweep found: a table, and charts of reward, throughput, lag, mismatch and idle fractions over what was varied.
 
     python -m launch.report.sweep multirun/DATE [--x rollout.max_staleness]
 
-It writes `sweep.png` and `sweep.html` into the sweep's folder. Jobs that failed are in the table, with the reason. A sweep that
-is still going on is reported as far as it is.
+It writes `sweep.png` and `sweep.html` into the sweep's folder. The table shows failed jobs with the reason. The report of a sweep
+that still runs holds the jobs so far.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.report.charts import Axis, chart
+from launch.report.charts import Axis, chart, grouped_bars
 from launch.report.drawing import Drawing, write_sheet
 from launch.report.page import html_page
 from launch.report.sweep_jobs import State
@@ -40,17 +40,19 @@ class Panel:
 
 PANELS = (
     Panel(
-        title="Reward", note="of the last steps; of held-out problems",
+        title="Reward", note="mean of the last steps; pass rate on held-out problems",
         of={"reward": lambda r: r.reward, "held out, after": lambda r: r.pass_after, "before": lambda r: r.pass_before},
     ),
-    Panel(title="Throughput", note="trained tokens a second", of={"trained tokens": lambda r: r.trained_per_s}),
+    Panel(title="Throughput", note="trained tokens per second", of={"trained tokens": lambda r: r.trained_per_s}),
     Panel(title="Lag", note="versions", of={"largest": lambda r: r.lag_max, "mean": lambda r: r.lag_mean}),
     Panel(
-        title="Log-prob mismatch", note="engine against trainer, mean absolute difference", log=True,
+        title="Log-prob mismatch", note="mean absolute difference between engine and trainer", log=True,
         of={"all tokens": lambda r: r.mismatch_all, "same version": lambda r: r.mismatch_same},
     ),
-    Panel(title="Idle", note="share of the time", of={"trainer": lambda r: r.idle_trainer, "engines": lambda r: r.idle_rollout}),
-    Panel(title="Seconds of a step", note="median", of={"step": lambda r: r.step_s}),
+    Panel(
+        title="Idle", note="fraction of the time", of={"trainer": lambda r: r.idle_trainer, "engines": lambda r: r.idle_rollout}
+    ),
+    Panel(title="Seconds per step", note="median", of={"step": lambda r: r.step_s}),
 )  # fmt: skip
 
 COLUMNS: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
@@ -94,7 +96,9 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
-    """Learning curves of all jobs, then a panel a subject of those that are done; what no job has is left out."""
+    """Learning curves of all jobs, then one chart per panel from the finished jobs. Panels without a value are left out.
+
+    Numbers make lines. Categories have no order and no distance, so they make bars."""
     curves = dict(_curves([one for one in rows if one.rewards], x))
     if curves:
         by_step = {name: [(float(step), reward) for step, _, reward in points] for name, points in curves.items()}
@@ -113,11 +117,12 @@ def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
             for name, of in panel.of.items()
         }
         if any(value > 0 or not panel.log for points in series.values() for _, value in points):
-            yield chart(panel.title, axis, series, note=panel.note, log=panel.log)
+            draw = chart if x and is_numeric(done, x) else grouped_bars
+            yield draw(panel.title, axis, series, note=panel.note, log=panel.log)
 
 
 def _curves(rows: Sequence[Row], x: str) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
-    """The name of a job's line, and (step, seconds, running mean of the reward)."""
+    """For each job the name of its line, and its points (step, seconds, running mean of the reward)."""
     others = [key for key in varied_keys(rows) if key != x]
     for one in rows:
         parts = [one.job.said.get(x, one.job.name), *(f"{short(key)}={one.job.said.get(key, '')}" for key in others)]
@@ -129,7 +134,7 @@ def _curves(rows: Sequence[Row], x: str) -> Iterator[tuple[str, list[tuple[int, 
 
 
 def _axis(rows: Sequence[Row], x: str) -> tuple[Axis, Callable[[Row], float]]:
-    """Numbers stand where they are on the axis, words side by side."""
+    """The x axis and each job's position on it: a number at its value, categories side by side."""
     values = list(dict.fromkeys(one.job.said.get(x, one.job.name) for one in rows))
     if x and is_numeric(rows, x):
         return Axis(name=x, labels={float(value): value for value in values}), lambda one: number(one.job.said[x]) or 0.0
@@ -151,9 +156,9 @@ def page(name: str, rows: Sequence[Row], figures: Sequence[Drawing]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="launch.report.sweep", description="A table and a plot of a sweep.")
+    parser = argparse.ArgumentParser(prog="launch.report.sweep", description="Writes a table and charts of a sweep.")
     parser.add_argument("sweep", type=Path, help="the sweep's folder, multirun/DATE")
-    parser.add_argument("--x", default="", metavar="KEY", help="what to plot against; default: the first number that was varied")
+    parser.add_argument("--x", default="", metavar="KEY", help="the setting on the x axis; default: the first varied number")
     options = parser.parse_args(arguments)
     try:
         rows = read_sweep(options.sweep)

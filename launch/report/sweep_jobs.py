@@ -1,7 +1,7 @@
-"""What the jobs of a sweep leave beside their run folders: a record each, `jobs/<name>.json`, from its start on.
+"""One record per job of a sweep, `jobs/<name>.json`, written when the job starts and again when it ends.
 
-A job that fails before it has a folder leaves its record all the same, and one that was killed leaves a record that says that it
-runs; so whoever looks at a sweep sees every job.
+A job that fails before it has a folder still has a record, and the record of a killed job says that it runs. So the report of a
+sweep shows every job.
 """
 
 import json
@@ -22,12 +22,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    name: str  # of the run's folder in the sweep's
-    said: Mapping[str, str]  # what the sweep and its command line set for this job: key -> value
+    name: str  # the run's folder within the sweep's folder
+    said: Mapping[str, str]  # the job's overrides: key -> value
     state: State = State.RUNNING
-    outcome: float | None = None  # what a sweeper compares; None: there is none
+    outcome: float | None = None  # the number that a sweeper compares
     failure: str = ""
-    code: int = 0  # exit code that a run of its own would have had
+    code: int = 0  # the exit code of the same run outside of a sweep
 
     def write(self, sweep_dir: Path) -> None:
         folder = sweep_dir / JOBS
@@ -38,7 +38,7 @@ class Job:
 
 
 def read_jobs(sweep_dir: Path) -> list[Job]:
-    """In the order of their names, which begin with their number; a job with a damaged record is one that failed."""
+    """The jobs in the order of their numbers. A job whose record is damaged counts as failed."""
     return [_read_job(path) for path in sorted((sweep_dir / JOBS).glob("[!.]*.json"))]
 
 
@@ -52,7 +52,7 @@ def _read_job(path: Path) -> Job:
 
 @dataclass(slots=True)
 class Recorded:
-    """A job while it runs: `end` says how it went."""
+    """The record of a job that runs; `end` and `fail` finish it."""
 
     job: Job
     sweep_dir: Path
@@ -71,7 +71,7 @@ class Recorded:
 
 @contextmanager
 def recorded(job: Job, sweep_dir: Path) -> Iterator[Recorded]:
-    """Writes the job's record; whoever leaves without a word, by an error or an interrupt, has failed."""
+    """Writes the job's record. A job that is left by an error or an interrupt has failed."""
     record = Recorded(job, sweep_dir)
     job.write(sweep_dir)
     try:

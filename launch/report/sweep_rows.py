@@ -13,8 +13,7 @@ from launch.report.summary import LAST_STEPS
 from launch.report.sweep_jobs import Job, State, read_jobs
 
 SEEDS = ("trainer.seed", "data.seed")  # runs that differ in these alone are repetitions
-NOT_VARIED = ("experiment", "name", "output", "dry_run")
-KILLED = "ended without a word: killed, or still running"
+KILLED = "left no result: it was killed, or it still runs"
 
 
 class NoSweep(ValueError):
@@ -23,18 +22,18 @@ class NoSweep(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A job. Figures are NaN where there is none; means leave out the first step, which waits for everything to start."""
+    """One job. A figure that the job lacks is NaN. Means leave out the first step, which waits for everything to start."""
 
     job: Job
-    steps: int  # done
-    wanted_steps: int  # 0: not known
+    steps: int  # finished steps
+    wanted_steps: int  # 0: unknown
     reward: float  # mean of the last steps
     pass_before: float
     pass_after: float
     trained_per_s: float  # tokens
     lag_mean: float  # versions
     lag_max: float
-    mismatch_same: float  # |log-prob of the engine - of the trainer|, tokens of the trainer's own version
+    mismatch_same: float  # |engine's log-prob - trainer's log-prob|, over tokens sampled with the trainer's own version
     mismatch_all: float
     idle_trainer: float
     idle_rollout: float
@@ -97,14 +96,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def varied_keys(rows: Sequence[Row]) -> list[str]:
-    """What differs between the jobs, in the order in which it was said; a job's name when nothing was."""
+    """The settings whose values differ between the jobs, in the order of the command line."""
     said = [row.job.said for row in rows]
-    keys = dict.fromkeys(key for one in said for key in one if key not in NOT_VARIED and "/" not in key)
+    keys = dict.fromkeys(key for one in said for key in one if "/" not in key)
     return [key for key in keys if len({one.get(key) for one in said}) > 1]
 
 
 def number(text: str) -> float | None:
-    """None for words, `inf` and `nan` among them: they have no place on an axis of numbers."""
+    """The value of a number. None for words, `inf` and `nan`, which an axis of numbers cannot show."""
     try:
         return value if isfinite(value := float(text)) else None
     except ValueError:
@@ -116,7 +115,7 @@ def is_numeric(rows: Sequence[Row], key: str) -> bool:
 
 
 def choose_x(rows: Sequence[Row], wanted: str = "") -> str:
-    """What to plot against: as asked, else the first of the varied keys that is a number and no seed. Raises NoSweep."""
+    """The key on the x axis: the wanted one, else the first varied key that is a number and no seed. Raises NoSweep."""
     keys = varied_keys(rows)
     if wanted:
         if wanted not in keys:
@@ -127,7 +126,7 @@ def choose_x(rows: Sequence[Row], wanted: str = "") -> str:
 
 
 def lines_of(rows: Sequence[Row], x: str) -> Mapping[str, list[Row]]:
-    """The rows by what else was varied, repetitions together: a line of a chart each."""
+    """The rows grouped by what else was varied, with repetitions together. Each group is one line of a chart."""
     keys = [key for key in varied_keys(rows) if key != x and key not in SEEDS]
     groups: dict[str, list[Row]] = {}
     for one in rows:

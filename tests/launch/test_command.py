@@ -1,6 +1,7 @@
 """The command line as a user meets it, in processes of its own."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import yaml
 from tests.launch.stand_ins import ENV, PROJECT, write_model, write_problems
 
 COMMANDS = (
-    "launch", "launch.doctor", "launch.plan", "launch.plan.one_node", "launch.plan.calibrate", "launch.plan.note",
+    "launch", "launch.doctor", "launch.plan", "launch.plan.one_node", "benchmarks.calibrate",
     "launch.advise", "launch.report", "launch.simulate", "launch.report.sweep", "conf.compose.reference", "reward.check",
     "rollout.queue", "benchmarks.startup", "benchmarks.simulate", "benchmarks.ledger_peers",
 )  # fmt: skip
@@ -89,7 +90,14 @@ def test_sweep_goes_on_after_a_mistake_in_one_job(tmp_path: Path) -> None:
     ended = launch(tmp_path, "-m", "experiment=debug", "dry_run=true", "trainer.tp=0,2", "rollout.max_staleness=0")
     assert ended.returncode == 2
     assert "trainer.tp=0: must be at least 1" in ended.stderr
-    assert "name: 01-tp=2-max_staleness=0" in ended.stdout
+    assert "name: 01-tp=2\n" in ended.stdout
+
+
+def test_names_of_a_sweeps_jobs_hold_only_what_varies(tmp_path: Path) -> None:
+    fixed = ("experiment=debug", "dry_run=true", "trainer.steps=5", "cluster.srun_args=[]")
+    ended = launch(tmp_path, "-m", *fixed, "rollout.max_staleness=0,1", "model=debug,smollm2")
+    varied = [f"max_staleness={staleness}-model={model}" for staleness in (0, 1) for model in ("debug", "smollm2")]
+    assert re.findall("^name: (.*)$", ended.stdout, re.MULTILINE) == [f"0{n}-{what}" for n, what in enumerate(varied)]
 
 
 @pytest.mark.parametrize("word", ["output=elsewhere", "name=mine", "resume=outputs/x"])

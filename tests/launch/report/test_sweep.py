@@ -1,6 +1,7 @@
 """A sweep's records, its rows, its table and its pictures."""
 
 import json
+from collections.abc import Sequence
 from math import isnan, nan
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from PIL import Image
 
 from conf.compose.load import write_run
 from conf.schema import DataConfig, ModelConfig, RunConfig, TrainerConfig
-from launch.report.drawing import Text
+from launch.report.charts import Axis, grouped_bars
+from launch.report.drawing import Box, Dot, Drawing, Text
 from launch.report.sweep import COLUMNS, cells, drawings, head, main, page
 from launch.report.sweep_jobs import Job, State, read_jobs, recorded
 from launch.report.sweep_rows import NoSweep, choose_x, lines_of, read_sweep, row, varied_keys
@@ -144,10 +146,29 @@ def test_seeds_are_repetitions_and_other_keys_are_lines_of_their_own() -> None:
     assert {name: len(members) for name, members in lines_of(rows, KEY).items()} == {"advantage=grpo": 4, "advantage=dr_grpo": 4}
 
 
-def test_words_are_plotted_side_by_side() -> None:
-    rows = [row(job, steps(4, 0.5, 1.0), 4) for job in grid(("algo.advantage", ("grpo", "dr_grpo")))]
-    shapes = [shape for drawing in drawings(rows, choose_x(rows)) for shape in drawing.shapes if isinstance(shape, Text)]
-    assert {"grpo", "dr_grpo", "algo.advantage"} <= {shape.words for shape in shapes}
+def words(drawn: Drawing) -> list[str]:
+    return [shape.words for shape in drawn.shapes if isinstance(shape, Text)]
+
+
+def test_categories_are_bars_side_by_side_and_numbers_are_lines() -> None:
+    def panels(key: str, values: Sequence[str]) -> list[Drawing]:
+        rows = [row(Job(name=v, said={key: v}, state=State.DONE), steps(4, 0.5, 1.0), 4) for v in values]
+        return [drawn for drawn in drawings(rows, choose_x(rows)) if not words(drawn)[0].startswith("Reward by")]
+
+    for drawn in panels("algo.advantage", ("grpo", "rloo")):
+        assert {"grpo", "rloo"} <= set(words(drawn))
+        assert any(isinstance(shape, Box) for shape in drawn.shapes)
+        assert not any(isinstance(shape, Dot) for shape in drawn.shapes)
+    for drawn in panels(KEY, ("0", "1")):
+        assert not any(isinstance(shape, Box) for shape in drawn.shapes)
+
+
+def test_repetitions_of_a_category_are_dots_on_the_bar_of_their_mean() -> None:
+    drawn = grouped_bars("t", Axis(name="x", labels={0.0: "a", 1.0: "b"}), {"one": [(0.0, 1.0), (0.0, 3.0), (1.0, 2.0)]})
+    boxes = [shape for shape in drawn.shapes if isinstance(shape, Box)]
+    assert [box.hint for box in boxes] == ["one, x a: 2", "one, x b: 2"]
+    assert boxes[0].height == pytest.approx(boxes[1].height)
+    assert sum(isinstance(shape, Dot) for shape in drawn.shapes) == 2
 
 
 def test_report_of_a_sweep_with_a_failed_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +194,7 @@ def test_killed_job_is_a_row_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     sweep = write_sweep(tmp_path)
     Job(name="04-max_staleness=9", said={KEY: "9"}).write(sweep)
     assert main([str(sweep)]) == 0
-    assert "04-max_staleness=9: ended without a word" in capsys.readouterr().out
+    assert "04-max_staleness=9: left no result" in capsys.readouterr().out
 
 
 def test_value_in_brackets_stands_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
