@@ -1,34 +1,33 @@
-"""Fits the calibrated constants to measurements, and says how well they predict what was held back.
+"""Fits the planner's calibrated constants to measurements, and says how well they predict what was held back.
 
-    python -m launch.plan.calibrate           refits, prints the constants and the errors on held-back groups
-    python -m launch.plan.calibrate --write   and stores them in launch/plan/data/calibration.json
+    python -m benchmarks.calibrate           fits, and prints the constants and the errors on held-back groups
+    python -m benchmarks.calibrate --write   also stores them in launch/plan/data/calibration.json
 
-Generation: eleven numbers on 56 latencies of SGLang on H100s, each with a prior of what is physically plausible, so that
-what the measurements do not say stays where it was. Every prediction afterwards reads the stored file; nothing is
-refitted then.
+For generation it fits eleven numbers to 56 latencies of SGLang on H100s. Each number has a prior of what is physically
+plausible, so a number that the measurements say nothing about stays where it was. The planner reads the stored file and fits
+nothing.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import brentq, least_squares
 
-from launch.plan.least_squares import F64, minimise, soft
+from conf.schema import ConfigError
+from launch.plan.calibration import F64, STORED, Calibration, Errors, relative_errors, summary_of
 from launch.plan.points import Point, Protocol, predict, read_points
 from launch.plan.speed import Constants
-from launch.plan.training_points import fit_train_fraction
+from launch.plan.training_points import PACKED_FLOPS, training_flops
 
-DATA = Path(__file__).with_name("data")
-POINTS = DATA / "qwen3_32b_h100_decode.csv"
-STORED = DATA / "calibration.json"
-NOISE = 0.03  # relative, of a measurement: a residual beyond it counts linearly
-PUSH_BYTES_S = 64e9 / 2.67  # the slower of the NCCL pushes at 30-32B that were published (miles)
-# name -> (prior median, relative spread): all are positive. One of the two measured output lengths cannot tell the exponent, so
-# when the other is held back its prior speaks: outputs drift out of step, never into it, and slowly.
+POINTS = Path(__file__).parent / "data/qwen3_32b_h100_decode.csv"
+NOISE = 0.03  # relative error of a measurement; the cost of a larger residual grows linearly, not with its square
+PUSH_BYTES_S = 64e9 / 2.67  # the slower of the published NCCL pushes at 30-32B (miles)
+# name -> (median of the prior, relative spread). All numbers are positive. One output length alone does not determine the
+# exponent, so its prior decides when the other length is held back.
 PRIORS = {
     "decode_step_s": (5e-3, 0.3),
     "sequence_s": (30e-6, 0.5),
@@ -42,27 +41,6 @@ PRIORS = {
     "retraction": (0.2, 0.5),
     "output_exponent": (0.1, 0.5),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    constants: Constants
-    protocol: Protocol
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Errors:
-    """Relative, of predicted time per output token; absolute values."""
-
-    what: str
-    median: float
-    p90: float
-    largest: float
-
-    @classmethod
-    def of(cls, what: str, relative: F64) -> "Errors":
-        size = np.abs(relative)
-        return cls(what=what, median=float(np.median(size)), p90=float(np.quantile(size, 0.9)), largest=float(size.max()))
 
 
 def _unpack(x: F64) -> dict[str, float]:
@@ -81,8 +59,8 @@ def _calibration(values: dict[str, float], train_fraction: float) -> Calibration
 
 
 def fit(points: Sequence[Point]) -> Calibration:
-    """Residuals: the log of TPOT and, where nothing waited for the cache, of a request's whole turn. The turn holds all the
-    prefill whatever its share in TPOT, so it tells the step's speed and the prefill's apart."""
+    """The residuals are the log of TPOT and, where no request waited for the cache, the log of a request's whole turn. The turn
+    holds all the prefill, whatever its share in TPOT, so it separates the speed of prefill from that of a decode step."""
 
     def residuals(x: F64) -> F64:
         calibration = _calibration(_unpack(x), 1.0)
@@ -94,22 +72,26 @@ def fit(points: Sequence[Point]) -> Calibration:
             errors.append(np.log(said.turn_s / point.turn_s) if held else 0.0)
         return np.concatenate([soft(np.array(errors), NOISE), NOISE * x])
 
-    values = _unpack(minimise(residuals, np.zeros(len(PRIORS))))
+    values = _unpack(least_squares(residuals, np.zeros(len(PRIORS)), method="lm", xtol=1e-10, ftol=1e-10).x)
     return _calibration(values, fit_train_fraction(_calibration(values, 1.0).constants))
 
 
-@cache
-def stored() -> Calibration:
-    record = json.loads(STORED.read_text())
-    return Calibration(constants=Constants(**record["constants"]), protocol=Protocol(**record["protocol"]))
+def soft(residuals: F64, scale: float) -> F64:
+    """Residuals whose squares grow only linearly beyond `scale`, so one odd measurement does not bend the fit."""
+    z = (residuals / scale) ** 2
+    return np.sign(residuals) * scale * np.sqrt(2 * (np.sqrt(1 + z) - 1))
 
 
-def stored_errors() -> list[Errors]:
-    return [Errors(**record) for record in json.loads(STORED.read_text())["errors"]]
+def fit_train_fraction(constants: Constants) -> float:
+    """The share of peak compute at which a busy pipeline stage runs, such that the published training rate comes out."""
 
+    def flops(fraction: float) -> float:
+        return training_flops(replace(constants, train_fraction=fraction))
 
-def relative_errors(points: Sequence[Point], calibration: Calibration) -> F64:
-    return np.array([predict(p, calibration.constants, calibration.protocol).tpot_s / p.tpot_s - 1 for p in points])
+    low, high = 0.2, 1.0
+    if flops(high) < PACKED_FLOPS:
+        raise ConfigError(f"no rate of a busy stage gives {PACKED_FLOPS / 1e12:.0f} TFLOP/s: exchange alone takes longer")
+    return float(brentq(lambda fraction: flops(fraction) - PACKED_FLOPS, low, high))
 
 
 def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], Hashable]) -> Errors:
@@ -118,7 +100,7 @@ def leave_groups_out(points: Sequence[Point], what: str, key: Callable[[Point], 
         relative_errors([p for p in points if key(p) == value], fit([p for p in points if key(p) != value]))
         for value in dict.fromkeys(key(p) for p in points)
     ]
-    return Errors.of(f"each {what} held back", np.concatenate(errors))
+    return summary_of(f"each {what} held back", np.concatenate(errors))
 
 
 def fifths(points: Sequence[Point], seed: int = 0) -> Errors:
@@ -129,7 +111,7 @@ def fifths(points: Sequence[Point], seed: int = 0) -> Errors:
         inside = set(held.tolist())
         fitted = fit([p for i, p in enumerate(points) if i not in inside])
         errors.append(relative_errors([points[i] for i in held], fitted))
-    return Errors.of("a random fifth held back", np.concatenate(errors))
+    return summary_of("a random fifth held back", np.concatenate(errors))
 
 
 GROUPS: dict[str, Callable[[Point], Hashable]] = {
@@ -143,7 +125,7 @@ GROUPS: dict[str, Callable[[Point], Hashable]] = {
 
 
 def all_errors(points: Sequence[Point], calibration: Calibration) -> list[Errors]:
-    fitted = Errors.of("nothing held back", relative_errors(points, calibration))
+    fitted = summary_of("nothing held back", relative_errors(points, calibration))
     return [fitted, fifths(points), *(leave_groups_out(points, what, key) for what, key in GROUPS.items())]
 
 

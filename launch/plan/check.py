@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from launch.plan.calibrate import relative_errors, stored
+from launch.plan.calibration import relative_errors, stored, summary_of
 from launch.plan.lines import several
 from launch.plan.points import predict, read_points
 from launch.plan.table import table
 
 
 def check_report(path: Path) -> str:
-    """A row a point and the errors. Raises ConfigError for a file that cannot be read."""
+    """One row per point, and the errors. Raises ConfigError for a file that cannot be read."""
     points = read_points(path)
     calibration = stored()
     errors = relative_errors(points, calibration)
@@ -24,8 +22,8 @@ def check_report(path: Path) -> str:
             f"{point.tpot_s * 1e3:.2f}", f"{said.tpot_s * 1e3:.2f}", f"{said.step_s * 1e3:.2f}", f"{error:+.1%}",
         ))  # fmt: skip
     head = ("", "prompt", "output", "sequences", "that fit", "measured ms", "predicted ms", "step ms", "error")
-    absolute = np.abs(errors)
+    found = summary_of("", errors)
     return (
-        f"{table(head, rows)}\n\n{several(len(points), 'point')}; time per output token: median error {np.median(absolute):.1%}, "
-        f"90th percentile {np.quantile(absolute, 0.9):.1%}, largest {absolute.max():.1%}"
+        f"{table(head, rows)}\n\n{several(len(points), 'point')}; time per output token: median error {found.median:.1%}, "
+        f"90th percentile {found.p90:.1%}, largest {found.largest:.1%}"
     )

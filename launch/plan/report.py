@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from conf.schema import ConfigError
 from launch.plan.answer import answer
-from launch.plan.calibrate import DATA, stored, stored_errors
+from launch.plan.calibration import DATA, stored, stored_errors
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
 from launch.plan.lines import Line, count, gb, several, total

@@ -1,7 +1,7 @@
 """How fast things are: one set of formulas, and two sets of constants for them.
 
 `stated` is what the job's sheet says to plan with: 40% of peak compute, 75% of peak bandwidth, nothing else.
-`calibrated` is fitted to measurements (`launch/plan/calibrate.py`): it has per-step and per-sequence overheads and the
+`calibrated` is fitted to measurements (`benchmarks/calibrate.py`): it has per-step and per-sequence overheads and the
 exchange between tensor-parallel ranks, which `stated` sets to zero.
 """
 

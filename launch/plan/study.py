@@ -7,7 +7,7 @@ from math import isfinite
 
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelShape, check_layout, layout_of
-from launch.plan.calibrate import stored
+from launch.plan.calibration import stored
 from launch.plan.generation import Fleet, check_engine, check_memory, engine_tps, sequences_that_fit
 from launch.plan.inputs import Cluster, Workload, read_inputs
 from launch.plan.search import Plan, Search, fits, make_plan

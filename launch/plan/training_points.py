@@ -13,7 +13,6 @@ vLLM where our measurements are SGLang's.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from conf.schema import ConfigError
 from conf.shapes import Layout
 from launch.plan.generation import Fleet, drained_s
 from launch.plan.inputs import Lengths, Workload
@@ -35,13 +34,13 @@ WORKLOAD = Workload(
 MODEL = QWEN3_32B
 
 
-def _speed(constants: Constants, train_fraction: float) -> Speed:
-    return Speed(model=MODEL, cluster=replace(H100, nodes=4), constants=replace(constants, train_fraction=train_fraction))
+def _speed(constants: Constants) -> Speed:
+    return Speed(model=MODEL, cluster=replace(H100, nodes=4), constants=constants)
 
 
-def training_flops(constants: Constants, train_fraction: float) -> float:
-    """Of one GPU while it trains, log-probs and the push left out."""
-    cost = training_cost(WORKLOAD, _speed(constants, train_fraction), SETUP, THEIRS)
+def training_flops(constants: Constants) -> float:
+    """FLOP/s of one GPU while it trains, without log-probs and the push."""
+    cost = training_cost(WORKLOAD, _speed(constants), SETUP, THEIRS)
     seconds = {line.name: line.gpu_s for line in cost.lines}
     passes = 3 + 1 + WORKLOAD.reference
     ours = ("forward, backward", "packing", "pipeline bubble", "gradients, parameters", "optimizer")
@@ -50,17 +49,6 @@ def training_flops(constants: Constants, train_fraction: float) -> float:
     pairs = WORKLOAD.completions * WORKLOAD.mean_square_length / 2
     flops = 6 * MODEL.parameters * WORKLOAD.trained_tokens + 3 * attention_flops_per_pair(MODEL) * pairs
     return flops / spent
-
-
-def fit_train_fraction(constants: Constants) -> float:
-    """The share of peak at which a stage computes while it is busy."""
-    low, high = 0.2, 1.0
-    if training_flops(constants, high) < PACKED_FLOPS:
-        raise ConfigError(f"no rate of a busy stage gives {PACKED_FLOPS / 1e12:.0f} TFLOP/s: exchange alone takes longer")
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if training_flops(constants, middle) < PACKED_FLOPS else (low, middle)
-    return high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +65,10 @@ class Published:
 
 
 def published(constants: Constants) -> list[Published]:
-    speed = _speed(constants, constants.train_fraction)
+    speed = _speed(constants)
     train_s = training_cost(WORKLOAD, speed, SETUP, THEIRS).step_s
     generate_s = drained_s(WORKLOAD, speed, Fleet(engines=8, tp=4, concurrency=256))
-    packed = training_flops(constants, constants.train_fraction)
+    packed = training_flops(constants)
     row: Callable[..., Published] = Published
     return [
         row(what="training, packed", measured=PACKED_FLOPS / 1e12, predicted=packed / 1e12, unit="TFLOP/s", fitted=True),

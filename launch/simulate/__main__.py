@@ -22,9 +22,10 @@ from conf.compose.hydra_errors import in_one_line, kinds
 from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
 from launch.simulate.compare import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
-from launch.simulate.measured import from_run, table
+from launch.simulate.measured_run import read_measured_run
 from launch.simulate.options import Options, scenario_of, split_arguments
 from launch.simulate.plot import write_page
+from launch.simulate.prediction import predict_second_half, table
 from launch.simulate.report import HOUR_S, report_of, text
 from launch.simulate.simulation import simulate
 from launch.simulate.timeline import write_timeline
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = _options(own)
         if "from_run" in own:
-            comparison = from_run(Path(own["from_run"]), seed=options.seed)
+            comparison = predict_second_half(read_measured_run(Path(own["from_run"])), seed=options.seed)
             print(table(comparison))
             return 0 if comparison.within else FAILED
         config = _config(others)

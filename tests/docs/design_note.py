@@ -1,9 +1,9 @@
 """Keeps a design note current: every console block in it is what its command prints now.
 
-    python -m launch.plan.note docs/kestrel_256.md            runs the commands of `launch.plan` and rewrites their blocks
-    python -m launch.plan.note docs/kestrel_256.md --all      those of other modules too, which may take minutes
-    python -m launch.plan.note docs/kestrel_256.md --only systems   those alone whose command holds this word
-    python -m launch.plan.note docs/kestrel_256.md --check    changes nothing; exit code 1 if a block is out of date
+    python -m tests.docs.design_note docs/kestrel_256.md            runs the commands of `launch.plan` and rewrites their blocks
+    python -m tests.docs.design_note docs/kestrel_256.md --all      those of other modules too, which may take minutes
+    python -m tests.docs.design_note docs/kestrel_256.md --only systems   those alone whose command holds this word
+    python -m tests.docs.design_note docs/kestrel_256.md --check    changes nothing; exit code 1 if a block is out of date
 
 A block is fenced as `console`, its first line is `$ python -m module arguments`. `stray_numbers` finds what the prose says and
 no block of its section does.
@@ -71,7 +71,7 @@ def _spaced(text: str) -> str:
 
 
 def main() -> int:
-    parser = ArgumentParser(prog="python -m launch.plan.note", description="Keeps a design note current.")
+    parser = ArgumentParser(prog="python -m tests.docs.design_note", description="Keeps a design note current.")
     parser.add_argument("path", type=Path)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="commands of other modules too")
@@ -90,7 +90,7 @@ def main() -> int:
         asked.path.write_text(after)
         return 0
     if before != after:
-        print(f"{asked.path}: out of date; python -m launch.plan.note {asked.path}")
+        print(f"{asked.path}: out of date; python -m tests.docs.design_note {asked.path}")
     return int(before != after or bool(stray))
 
 

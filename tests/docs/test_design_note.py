@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.plan.note import BLOCK, OURS, renewed, stray_numbers
+from tests.docs.design_note import BLOCK, OURS, renewed, stray_numbers
 
-NOTE = Path(__file__).parents[3] / "docs/kestrel_256.md"
+NOTE = Path(__file__).parents[2] / "docs/kestrel_256.md"
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def note() -> str:
 
 def test_blocks_of_the_planner_are_what_it_prints_now(note: str) -> None:
     assert sum(found[1] == OURS for found in BLOCK.finditer(note)) > 10
-    assert renewed(note) == note, f"python -m launch.plan.note {NOTE.name} makes them anew"
+    assert renewed(note) == note, f"python -m tests.docs.design_note docs/{NOTE.name} makes them anew"
 
 
 @pytest.mark.slow

@@ -10,15 +10,18 @@ import pytest
 from conf.compose.load import read_run, write_run
 from conf.schema import ConfigError, RolloutConfig, RunConfig, TrainerConfig
 from launch.advise.__main__ import main
-from launch.advise.advice import OBJECTIVE, Knob, Turned, knobs, limit, run_report, verdict
+from launch.advise.advice import Outcome, bottleneck, run_report, verdict
+from launch.advise.knobs import ANOTHER_OBJECTIVE, Knob, knobs
 from launch.report.metrics import read_metrics
-from launch.simulate.measured import calibrated
+from launch.simulate.fit import fitted
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
+from launch.simulate.step_figures import StepFigures
 from tests.launch.simulated_run import as_metrics, small_job
 
 DEBUG_RUN = Path(__file__).parents[1] / "data" / "debug_run"
+FIGURES = StepFigures(step_s=1.0, phases_s={}, trainer_idle=0.0, engines_idle=0.0, busy_tokens_per_s=1.0)
 KESTREL = RunConfig(
     trainer=TrainerConfig(tp=8, dp=17, tokens_per_microbatch=20_480),
     rollout=RolloutConfig(engines=30, engine_tp=4, concurrency=80),
@@ -27,7 +30,7 @@ KESTREL = RunConfig(
 
 @pytest.fixture(scope="module")
 def debug() -> Scenario:
-    return calibrated(read_run(DEBUG_RUN), read_metrics(DEBUG_RUN)[3:8])
+    return fitted(read_run(DEBUG_RUN), read_metrics(DEBUG_RUN)[3:8])
 
 
 @pytest.mark.parametrize(
@@ -35,12 +38,12 @@ def debug() -> Scenario:
     [
         (0.02, 0.4, "training; the trainer waits 2% of a step, and engines are idle 40%"),
         (0.4, 0.02, "generation;"),
-        (0.4, 0.4, "latency, of the longest completions or of verdicts"),
-        (0.05, 0.05, "both sides, which are balanced"),
+        (0.4, 0.4, "latency. The longest completions or the verdicts take the time"),
+        (0.05, 0.05, "both sides equally"),
     ],
 )
 def test_bottleneck_is_the_side_that_does_not_wait(trainer_waits: float, engines_idle: float, said: str) -> None:
-    assert said in limit(trainer_waits, engines_idle)
+    assert said in bottleneck(trainer_waits, engines_idle)
 
 
 def test_each_knob_is_another_setting_that_can_run(debug: Scenario) -> None:
@@ -55,14 +58,14 @@ def test_run_without_gpus_is_not_told_to_take_more_of_them(debug: Scenario) -> N
     """Its processes share the cores: another engine or rank would be slower, not faster."""
     config = read_run(DEBUG_RUN)
     assert config.cluster.device != "cuda"
-    settings = " ".join(knob.setting + knob.takes for knob in knobs(debug, config))
+    settings = " ".join(knob.setting + knob.costs for knob in knobs(debug, config))
     assert not re.search(r"GPU|engines=|trainer\.|reward\.", settings)
 
 
 def test_knobs_of_a_run_on_gpus_move_the_split_and_say_what_more_would_take(debug: Scenario) -> None:
     config = replace(KESTREL, cluster=replace(KESTREL.cluster, device="cuda"))
     scenario = replace(debug, fleets=(replace(debug.fleets[0], engines=30),))
-    takes = {knob.setting: knob.takes for knob in knobs(scenario, config)}
+    takes = {knob.setting: knob.costs for knob in knobs(scenario, config)}
     assert {"trainer.dp=18 rollout.engines=28": "", "trainer.dp=16 rollout.engines=32": ""}.items() <= takes.items()
     more = {
         "rollout.engines=31": "4 more GPUs",
@@ -73,14 +76,19 @@ def test_knobs_of_a_run_on_gpus_move_the_split_and_say_what_more_would_take(debu
 
 
 def test_setting_that_costs_nothing_is_named_before_one_that_takes_hardware(debug: Scenario) -> None:
-    def turned(setting: str, gain: float, takes: str = "") -> Turned:
-        return Turned(knob=Knob(setting=setting, scenario=debug, takes=takes), gain=gain, figures={}, mean_lag=0.0)
+    def turned(setting: str, gain: float, costs: str = "") -> Outcome:
+        return Outcome(knob=Knob(setting=setting, scenario=debug, costs=costs), gain=gain, figures=FIGURES, mean_lag=0.0)
 
-    some = [turned("twice", -0.4, "256 more GPUs"), turned("kl", -0.2, OBJECTIVE), turned("split", -0.1), turned("window", 0.3)]
+    some = [
+        turned("twice", -0.4, "256 more GPUs"),
+        turned("kl", -0.2, ANOTHER_OBJECTIVE),
+        turned("split", -0.1),
+        turned("window", 0.3),
+    ]
     assert verdict(some) == (
-        "Turn first: split (-10% of a step predicted).\nWith more hardware: twice (-40% of a step predicted, 256 more GPUs)."
+        "Change first: split (-10% of a step predicted).\nWith more hardware: twice (-40% of a step predicted, 256 more GPUs)."
     )
-    assert verdict([turned("kl", -0.2, OBJECTIVE), turned("split", -0.001)]) == "No single setting gains anything."
+    assert verdict([turned("kl", -0.2, ANOTHER_OBJECTIVE), turned("split", -0.001)]) == "No single setting gains anything."
     assert verdict([]) == "No single setting gains anything."
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conf.compose.load import register, to_run_config
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import Layout, ModelShape
-from launch.plan.calibrate import stored
+from launch.plan.calibration import stored
 from launch.plan.generation import Fleet, GenerationCost, sequences_that_fit
 from launch.plan.inputs import Lengths
 from launch.plan.model_costs import kv_bytes_per_token

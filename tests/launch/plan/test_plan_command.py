@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from benchmarks.calibrate import POINTS
 from conf.schema import ConfigError
 from launch.plan.__main__ import run
-from launch.plan.calibrate import POINTS
 from launch.plan.report import SECTIONS
 from launch.plan.table import table
 

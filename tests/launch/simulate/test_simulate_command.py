@@ -10,12 +10,13 @@ import pytest
 from conf.compose.load import read_run
 from conf.schema import ConfigError
 from launch.report.metrics import read_metrics
-from launch.simulate import measured
+from launch.simulate import fit
 from launch.simulate.__main__ import _config as composed
 from launch.simulate.__main__ import main
 from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
-from launch.simulate.measured import NEEDED, from_run, step_lines, table
+from launch.simulate.measured_run import NEEDED, read_measured_run
 from launch.simulate.options import Options, scenario_of
+from launch.simulate.prediction import Compared, Comparison, predict_second_half, table
 from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
@@ -193,7 +194,7 @@ def test_a_trainer_s_failure_costs_half_a_checkpoint_interval_and_the_restart() 
 
 @pytest.mark.slow
 def test_the_first_half_of_a_debug_run_predicts_the_second() -> None:
-    comparison = from_run(DEBUG_RUN)
+    comparison = predict_second_half(read_measured_run(DEBUG_RUN))
     rows = {row.what: row for row in comparison.rows}
     assert comparison.within, table(comparison)
     assert abs(rows["step"].error) < 0.2
@@ -215,15 +216,15 @@ def test_the_first_half_of_a_debug_run_predicts_the_second() -> None:
 def test_small_fractions_are_judged_by_their_distance_and_others_by_their_ratio(
     unit: str, predicted: float, actual: float, within: bool
 ) -> None:
-    row = measured.Compared(what="x", unit=unit, binding=True, first_half=1.0, predicted=predicted, measured=actual)
+    row = Compared(what="x", unit=unit, binding=True, first_half=1.0, predicted=predicted, measured=actual)
     assert row.within is within
 
 
 def test_table_names_what_is_not_within_and_only_that() -> None:
-    step = measured.Compared(what="step", unit="s", binding=True, first_half=4.0, predicted=4.0, measured=4.3)
-    idle = measured.Compared(what="trainer idle", unit="fraction", binding=True, first_half=0.1, predicted=0.1, measured=0.2)
-    push = measured.Compared(what="push", unit="s", first_half=0.2, predicted=0.2, measured=0.5)  # told, not judged
-    told = measured.Comparison(
+    step = Compared(what="step", unit="s", binding=True, first_half=4.0, predicted=4.0, measured=4.3)
+    idle = Compared(what="trainer idle", unit="fraction", binding=True, first_half=0.1, predicted=0.1, measured=0.2)
+    push = Compared(what="push", unit="s", first_half=0.2, predicted=0.2, measured=0.5)  # told, not judged
+    told = Comparison(
         run="r", first=(3, 24), second=(25, 48), left_out=0, rows=(step, idle, push), scenario=scenario_of(small_job(), Options())
     )
     assert "points of a step: NOT trainer idle\n" in table(told)
@@ -231,9 +232,9 @@ def test_table_names_what_is_not_within_and_only_that() -> None:
 
 
 def test_steps_after_the_last_admission_are_left_out_of_a_run_that_ended() -> None:
-    config, lines = measured.read_run(DEBUG_RUN), measured.step_lines(DEBUG_RUN)
-    assert [line["step"] for line in measured.supplied(config, lines)] == list(range(1, 49))
-    assert measured.supplied(config, lines[:30]) == lines[:30]
+    run = read_measured_run(DEBUG_RUN)
+    assert [line["step"] for line in run.supplied] == list(range(1, 49))
+    assert replace(run, steps=run.steps[:30]).supplied == run.steps[:30]
 
 
 def test_passes_differ_from_step_to_step_as_they_were_measured_to() -> None:
@@ -245,20 +246,20 @@ def test_passes_differ_from_step_to_step_as_they_were_measured_to() -> None:
     ratios = [step.train_s / before.train_s for before, step in zip(steps[::2], steps[1::2], strict=True)]
     assert min(ratios) > 1.5  # three times, but for their tokens
     lines = [as_metrics(step, uneven) for step in steps]
-    assert measured._spread(lines, 128 * 1200.0) == pytest.approx([0.5, 1.5] * 5, rel=0.3)
+    assert fit._spread(lines, 128 * 1200.0) == pytest.approx([0.5, 1.5] * 5, rel=0.3)
 
 
 @pytest.mark.slow
 def test_what_is_calibrated_is_found_again_in_a_simulated_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose truth is known: a simulated one, written as metrics."""
-    truth = measured.calibrated(measured.read_run(DEBUG_RUN), measured.read_metrics(DEBUG_RUN)[3:25])
-    slower = replace(truth, fleets=tuple(replace(f, speeds=measured._slower(f.speeds, 2.0)) for f in truth.fleets))
+    truth = fit.fitted(read_run(DEBUG_RUN), read_metrics(DEBUG_RUN)[3:25])
+    slower = replace(truth, fleets=tuple(replace(f, speeds=fit._slower(f.speeds, 2.0)) for f in truth.fleets))
     (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in simulate(slower).steps:
             file.write(json.dumps(as_metrics(step, slower)) + "\n")
-    monkeypatch.setattr(measured, "VERDICT_SHARES", (1.0,))
-    comparison = from_run(tmp_path, seed=1)
+    monkeypatch.setattr(fit, "VERDICT_SHARES", (1.0,))
+    comparison = predict_second_half(read_measured_run(tmp_path), seed=1)
     rows = {row.what: row for row in comparison.rows}
     assert rows["step"].error == pytest.approx(0, abs=0.1)
     assert rows["trainer idle"].error == pytest.approx(0, abs=0.1)
@@ -269,7 +270,7 @@ def test_a_run_too_short_to_calibrate_on_is_refused(tmp_path: Path) -> None:
     lines = (DEBUG_RUN / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]) + "\n")
     with pytest.raises(ConfigError, match="7 steps were measured; to calibrate and predict takes at least 12"):
-        from_run(tmp_path)
+        read_measured_run(tmp_path)
 
 
 @pytest.mark.parametrize("key", NEEDED[1:])
@@ -285,17 +286,20 @@ def test_steps_without_what_is_needed_are_left_out_and_named_when_too_few_are_le
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(told) + "\n" for told in spoilt))
 
     write(5, 6)
-    assert [told["step"] for told in step_lines(tmp_path)] == [n for n in range(1, 51) if n not in (5, 6)]
+    assert [told["step"] for told in read_measured_run(tmp_path).steps] == [n for n in range(1, 51) if n not in (5, 6)]
     write(5, 50)
     with pytest.raises(ConfigError, match=f"4 steps were measured with {key}; to calibrate and predict takes at least 12"):
-        step_lines(tmp_path)
+        read_measured_run(tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [1.0, 96.0])
 def test_run_whose_completions_are_all_as_short_or_as_long_as_can_be_is_calibrated_on(tokens: float) -> None:
     config = read_run(DEBUG_RUN)
-    lines = [{**line, "tokens/trained": 128 * tokens, "completion/max_tokens": tokens} for line in step_lines(DEBUG_RUN)[:1]]
-    made = measured._workload(config, lines, 1.0, 0)
+    lines = [
+        {**line, "tokens/trained": 128 * tokens, "completion/max_tokens": tokens}
+        for line in read_measured_run(DEBUG_RUN).steps[:1]
+    ]
+    made = fit._workload(config, lines, 1.0, 0)
     assert made.completion_mean_tokens == pytest.approx(tokens, rel=0.02)
 
 

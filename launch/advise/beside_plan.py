@@ -1,0 +1,57 @@
+"""A run on GPUs beside the calibrated plan's prediction of it: by what factor trainer and engines differ from the calibration."""
+
+from copy import deepcopy
+from statistics import fmean
+
+from conf.schema import ConfigError, RunConfig
+from launch.plan.table import table
+from launch.simulate.measured_run import MeasuredRun
+from launch.simulate.options import Options, scenario_of
+from launch.simulate.report import steady
+from launch.simulate.simulation import simulate
+from launch.simulate.step_figures import StepFigures, measured_figures, simulated_figures
+
+
+def beside_plan(run: MeasuredRun, steps: int) -> str:
+    config = _with_measured_lengths(run)
+    try:
+        scenario = scenario_of(config, Options(failures=False, steps=min(steps, config.trainer.steps)))
+    except ConfigError as error:
+        return f"The planner cannot predict this run, so there is no comparison with a plan: {error}"
+    predicted = simulated_figures(steady(simulate(scenario).steps, scenario.rules.lead), config.rollout.engines)
+    measured = measured_figures(run.warm)
+    planned_values = _values(predicted)
+    rows = [
+        (what, f"{planned_values[what]:.2f}", f"{value:.2f}", _ratio(value, planned_values[what]))
+        for what, value in _values(measured).items()
+    ]
+    return (
+        f"{table(('this run', 'the plan', 'measured', 'measured / plan'), rows)}\n"
+        f"The trainer takes {_ratio(_passes_s(measured), _passes_s(predicted))} times as long as planned, and a busy fleet "
+        f"samples at {_ratio(measured.busy_tokens_per_s, predicted.busy_tokens_per_s)} times the planned rate."
+    )
+
+
+def _with_measured_lengths(run: MeasuredRun) -> RunConfig:
+    config = deepcopy(run.config)
+    completions = config.algo.groups_per_step * config.algo.completions_per_group
+    config.plan.completion_tokens = fmean(line["tokens/trained"] for line in run.warm) / completions
+    return config
+
+
+def _values(figures: StepFigures) -> dict[str, float]:
+    return {
+        "step": figures.step_s,
+        **figures.phases_s,
+        "trainer idle": figures.trainer_idle,
+        "rollout idle": figures.engines_idle,
+        "busy tokens/s": figures.busy_tokens_per_s,
+    }
+
+
+def _passes_s(figures: StepFigures) -> float:
+    return figures.phases_s["train"] + figures.phases_s["old log-probs"]
+
+
+def _ratio(value: float, of: float) -> str:
+    return f"{value / of:.2f}" if of > 1e-9 else "-"
