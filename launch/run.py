@@ -12,7 +12,6 @@ from conf.user_code import changes
 from launch.allocation import Allocation, allocation_of, planned_nodes
 from launch.doctor.costs import costs
 from launch.doctor.examine import check_before_start, check_inputs, input_failures
-from launch.doctor.problems import check_files
 from launch.placement.placement import Node, ProcessSpec, describe, place, trainer_ranks
 from launch.placement.port_claims import PortClaims
 from launch.placement.ports import choose_base_port
@@ -65,7 +64,6 @@ def _execute(
     def placed(lost: frozenset[str]) -> list[ProcessSpec]:
         return place(config, run_dir, allocation.nodes, base_port, lost=lost)
 
-    check_files(config)
     processes = placed(frozenset())
     check_inputs(config, run_dir, processes)
     if job is not None and len(job.nodes) != config.cluster.nodes:

@@ -1,7 +1,7 @@
-"""Checks of the model's folder: complete, whole, cut evenly by the layouts, accepted by the trainer, and able to ask a question.
+"""Checks of the model's folder: it is complete, the layouts divide the model, and the trainer accepts it.
 
-Only the headers of the weight files are read, so a model of any size takes milliseconds; a download that broke off is seen by
-its length.
+Only the headers of the weight files are read, so a model of any size takes milliseconds. The length of a file shows whether its
+download was interrupted.
 """
 
 import json
@@ -17,29 +17,34 @@ from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
-LONGEST_HEADER = 100 * 1024**2  # of a safetensors file, by its format
+LONGEST_HEADER = 100 * 1024**2  # the limit of the safetensors format
 ACCEPT_S = 300.0
 DOWNLOAD = "download it again: hf download … --local-dir FOLDER"
 
 
 class BrokenFolder(ValueError):
-    """What is wrong with a file of the model."""
+    """A file of the model is damaged. The message says how."""
 
 
 def model_folder(case: Case) -> Finding:
-    """Configuration, tokenizer and every shard are there, and every shard has its full length."""
+    """Configuration, tokenizer, end token and every shard are there, and every shard has its full length."""
     folder = Path(case.config.model.path)
     if case.made_later(case.config.model.path):
         return skipped(f"{folder} is made at the launch (model.prepare={case.config.model.prepare})")
     if not folder.is_dir():
         return failure(
             f"model.path={case.config.model.path}: no such folder",
-            "give a Hugging Face folder (config.json, *.safetensors, tokenizer), or model=debug, which makes its own",
+            "give a Hugging Face folder (config.json, *.safetensors, tokenizer), or choose model=debug, which makes its own",
         )
     if not (folder / CONFIG).is_file() or not list(folder.glob("*.safetensors")):
-        return failure(f"model.path={folder}: holds no config.json, or no *.safetensors", "give a whole Hugging Face folder")
+        return failure(f"model.path={folder}: holds no config.json, or no *.safetensors", "give a complete Hugging Face folder")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         return failure(f"model.path={folder}: holds no tokenizer.json", "copy the tokenizer's files into it")
+    if not _names_end_token(folder):
+        return failure(
+            f"model.path={folder}: generation_config.json and config.json have no eos_token_id, so completions would not end",
+            "add the id of the token that ends an answer to generation_config.json",
+        )
     try:
         tensors, shards = read_tensors(folder)
     except BrokenFolder as error:
@@ -48,8 +53,21 @@ def model_folder(case: Case) -> Finding:
     return ok(f"{folder}: {len(tensors)} tensors in {len(shards)} file(s), {size / 1e9:.2f} GB")
 
 
+def _names_end_token(folder: Path) -> bool:
+    """By the rule of rollout/worker.py. A file that is no JSON is reported by the check of the layout."""
+    for name in ("generation_config.json", CONFIG):
+        try:
+            if json.loads((folder / name).read_text()).get("eos_token_id") is not None:
+                return True
+        except FileNotFoundError:
+            continue
+        except (ValueError, AttributeError):
+            return True
+    return False
+
+
 def read_tensors(folder: Path) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Name -> shape of every tensor, and the files that hold them. Raises BrokenFolder."""
+    """The shape of every tensor by its name, and the files that hold them. Raises BrokenFolder."""
     index = folder / INDEX
     if not index.is_file():
         shards = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -62,19 +80,19 @@ def read_tensors(folder: Path) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise BrokenFolder(f"{folder}: {len(missing)} of {len(shards)} shards are missing, {missing[0]} first")
     headers = {shard: read_header(folder / shard) for shard in shards}
-    if strangers := [name for name, shard in shard_of.items() if name not in headers[shard]]:
-        raise BrokenFolder(f"{folder / shard_of[strangers[0]]} does not hold {strangers[0]}, which {INDEX} says is there")
+    if absent := [name for name, shard in shard_of.items() if name not in headers[shard]]:
+        raise BrokenFolder(f"{folder / shard_of[absent[0]]} does not hold {absent[0]}, which {INDEX} says is there")
     return {name: headers[shard][name] for name, shard in shard_of.items()}, shards
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of a safetensors file (8 bytes of length, so much JSON, then the tensors). Raises BrokenFolder."""
+    """The tensors of a safetensors file: 8 bytes give the length of a JSON header, then come the tensors. Raises BrokenFolder."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 0 < length <= min(LONGEST_HEADER, size - 8):
-            raise BrokenFolder(f"{path} is no whole safetensors file: {size} bytes, a header of {length}")
+            raise BrokenFolder(f"{path} is no complete safetensors file: {size} bytes, with a header of {length}")
         try:
             header: dict[str, Any] = json.loads(file.read(length))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -82,25 +100,26 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     header.pop("__metadata__", None)
     needed = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if size != needed:
-        raise BrokenFolder(f"{path} has {size} bytes, and {needed} by its header")
+        raise BrokenFolder(f"{path} has {size} bytes, and should have {needed} by its header")
     return {name: tuple(tensor["shape"]) for name, tensor in header.items()}
 
 
 def layout(case: Case) -> Finding:
-    """The layouts of trainer and engines cut the model evenly, and the model has positions enough."""
+    """The layouts of trainer and engines divide the model, and the model has enough positions."""
     folder = Path(case.config.model.path)
     if not (folder / CONFIG).is_file():
         return skipped("the model's shape is not known")
     try:
-        return judge_layout(case, read_shape(folder))
+        return check_layout(case, read_shape(folder))
     except ModelError as error:
         return failure(str(error), "give the folder of a supported model, or download it again")
 
 
-def judge_layout(case: Case, shape: ModelShape) -> Finding:
+def check_layout(case: Case, shape: ModelShape) -> Finding:
     trainer, rollout = case.config.trainer, case.config.rollout
-    cut = chain(layout_faults(shape, layout_of(trainer)), tensor_parallel_faults(shape, "rollout.engine_tp", rollout.engine_tp))
-    faults = [failure(fault.said, fault.remedy) for fault in cut]
+    of_trainer = layout_faults(shape, layout_of(trainer))
+    of_engines = tensor_parallel_faults(shape, "rollout.engine_tp", rollout.engine_tp)
+    faults = [failure(fault.said, fault.remedy) for fault in chain(of_trainer, of_engines)]
     longest = case.config.data.max_prompt_tokens + rollout.max_completion_tokens
     if longest > shape.max_positions:
         faults.append(
@@ -114,9 +133,9 @@ def judge_layout(case: Case, shape: ModelShape) -> Finding:
 
 
 def trainer_accepts(case: Case) -> Finding:
-    """The trainer itself, in its own environment, says that it knows the model and finds every tensor."""
+    """The trainer, in its own environment, knows the model and finds every tensor."""
     if case.config.cluster.container:
-        return skipped("the trainer's Python is in a container, and this is asked outside of it")
+        return skipped("the trainer's Python is in a container, and this check runs outside of it")
     if not Path(case.config.model.path).is_dir():
         return skipped("there is no model folder")
     python = next((python for python, roles in case.roles_of.items() if "trainer" in roles), None)

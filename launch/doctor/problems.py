@@ -1,4 +1,4 @@
-"""Checks of the problems and of what makes prompts of them: readable, gradable, short enough, held out where they should be."""
+"""Checks of the problems and their prompts: readable, gradable, short enough, and held out where they should be."""
 
 import importlib.util
 import json
@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG
-from launch.processes.prepare import RECIPES, will_make
 from reward.task import TaskError, parse_task
 from rollout.prompts.problems import Problem, ProblemError, read_problem
 from rollout.prompts.render import Renderer
 from rollout.prompts.sources import HUB
 
-FAST_BYTES = 4 * 1024**2  # of each file that are read at a launch; the queue server reads all of it
-MOST_RENDERED = 2000
+FAST_BYTES = 4 * 1024**2  # a launch reads this much of each file; the queue server reads all of it
+MAX_RENDERED = 2000
+PARQUET = b"PAR1"  # how every such file begins
 TOO_LONG_FRACTION = 0.05
 JUDGE_S = 60.0
 TINY_JOB = {
@@ -33,17 +32,20 @@ TINY_JOB = {
 
 @dataclass(slots=True)
 class Read:
-    """What was read of the files of one setting."""
+    """What the files of one setting hold."""
 
     key: str
     problems: list[Problem] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # why, with file and line
+    refused: list[str] = field(default_factory=list)  # the reasons, each with file and line
 
 
 def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read:
-    """The problems of JSONL files, none skipped over in silence; data sets of the hub are left out."""
+    """The problems of JSONL files, and a reason for each line that is refused. Data sets of the hub are left out."""
     found, seen = Read(key), dict[str, str]()
     for source in (s for s in sources if not s.startswith(HUB)):
+        if _is_parquet(Path(source)):
+            found.refused.append(f"{source} is a Parquet file: save it as JSON lines, or set data.reader")
+            continue
         try:
             for where, line in _lines(Path(source), most_bytes):
                 try:
@@ -67,6 +69,14 @@ def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read
     return found
 
 
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(PARQUET)) == PARQUET
+    except OSError:
+        return False  # reading the lines says why
+
+
 def _lines(path: Path, most_bytes: int | None) -> Iterator[tuple[str, str]]:
     read = 0
     with path.open(encoding="utf-8") as file:
@@ -78,8 +88,8 @@ def _lines(path: Path, most_bytes: int | None) -> Iterator[tuple[str, str]]:
                 yield f"{path}:{number}", line
 
 
-def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
-    counts = []
+def _check_problems(case: Case, most_bytes: int | None) -> Finding:
+    counts, later = [], []
     data = case.config.data
     if data.reader:
         return skipped(f"the queue server reads them, with data.reader={data.reader}")
@@ -87,68 +97,60 @@ def _judge_problems(case: Case, most_bytes: int | None) -> Finding:
         remote = [source for source in sources if source.startswith(HUB)]
         if remote and importlib.util.find_spec("datasets") is None:
             return failure(f"{key}: {remote[0]} needs the package `datasets`", "pip install datasets, or use a JSONL file")
-        if len(remote) == len(sources):
+        made_later = [source for source in sources if case.made_later(source)]
+        later += made_later
+        if not (local := [source for source in sources if source not in (*remote, *made_later)]):
             continue
-        if later := [source for source in sources if source not in remote and case.made_later(source)]:
-            return skipped(f"{later[0]} is made at the launch (model.prepare={case.config.model.prepare})")
-        read = read_local(key, sources, most_bytes)
+        read = read_local(key, local, most_bytes)
         if read.refused:
             total = len(read.refused) + len(read.problems)
             many = f" ({len(read.refused)} of {total} lines are refused)" if len(read.refused) > 1 else ""
-            return failure(f"{key}: {read.refused[0]}{many}", f"mend or remove the line, or give the right file in {key}")
+            return failure(f"{key}: {read.refused[0]}{many}", f"mend or remove the line, or name another file in {key}")
         if not read.problems:
-            return failure(f"{key}: no problems in {', '.join(sources)}", "name files that hold problems, one JSON object a line")
+            return failure(f"{key}: no problems in {', '.join(local)}", "name files that hold problems, one JSON object per line")
         counts.append(f"{len(read.problems)} of {key}")
-    return ok(" and ".join(counts) + (" are looked at" if most_bytes else "")) if counts else skipped("all are remote")
-
-
-def check_files(config: RunConfig) -> None:
-    """Before anything is made: the files are there, or will be. Raises ConfigError."""
-    if config.data.reader:
-        return  # it alone knows what a source is
-    for key, sources in (("data.train", config.data.train), ("data.heldout", config.data.heldout)):
-        for source in sources:
-            if not (source.startswith(HUB) or Path(source).exists() or will_make(RECIPES[config.model.prepare], source)):
-                raise ConfigError(f"{key}: cannot read the problems {source}: there is no such file")
+    if later:
+        return skipped(f"{later[0]} is made at the launch (model.prepare={case.config.model.prepare})")
+    return ok(" and ".join(counts) + (" were read" if most_bytes else "")) if counts else skipped("all are remote")
 
 
 def first_problems(case: Case) -> Finding:
-    return _judge_problems(case, FAST_BYTES)
+    return _check_problems(case, FAST_BYTES)
 
 
 def all_problems(case: Case) -> Finding:
-    return _judge_problems(case, None)
+    return _check_problems(case, None)
 
 
 def held_out(case: Case) -> Finding:
-    """A held-out problem that is trained on measures memory, not skill."""
+    """No held-out problem is trained on. Such a problem would measure memory, not skill."""
     data = case.config.data
     if not data.heldout or data.reader:
         return skipped("no held-out problems" if not data.heldout else f"they are read with data.reader={data.reader}")
-    trained = {_asked(problem) for problem in read_local("data.train", data.train, None).problems}
+    trained = {_question(problem) for problem in read_local("data.train", data.train, None).problems}
     kept = read_local("data.heldout", data.heldout, None).problems
     if not kept:
         return skipped("none could be read here")
-    if both := [problem.id for problem in kept if _asked(problem) in trained]:
+    if both := [problem.id for problem in kept if _question(problem) in trained]:
         return warning(
             f"{len(both)} of {len(kept)} held-out problems are trained on too, {both[0]!r} first", "take them out of data.train"
         )
-    return ok(f"none of {len(kept)} is trained on")
+    return ok(f"none of {len(kept)} is in data.train")
 
 
-def _asked(problem: Problem) -> str:
+def _question(problem: Problem) -> str:
     return json.dumps([list(map(dict, problem.messages)), problem.prefill], sort_keys=True)
 
 
 def prompts(case: Case) -> Finding:
-    """The tokenizer loads, knows no more than the model, has a template, and the prompts are short enough."""
+    """The tokenizer loads, fits the model's embedding and has a template, and the prompts are short enough."""
     folder = Path(case.config.model.path)
     if not (folder / CONFIG).is_file():
         return skipped("there is no model folder")
     try:
         renderer = Renderer.of(str(folder), case.config.data)
         problems = [] if case.config.data.reader else read_local("data.train", case.config.data.train, None).problems
-        rendered = [renderer.render(problem) for problem in problems[:MOST_RENDERED]]
+        rendered = [renderer.render(problem) for problem in problems[:MAX_RENDERED]]
     except ProblemError as error:
         return failure(str(error), "mend the tokenizer's files or the problem")
     try:
@@ -161,7 +163,8 @@ def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding
     rows = read_shape(case.config.model.path).vocabulary
     if len(tokenizer) > rows:
         return failure(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows", "take the tokenizer of this model"
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has {rows} rows",
+            "use the tokenizer of this model",
         )
     if tokenizer.eos_token_id is None:
         return failure(
@@ -179,12 +182,12 @@ def judge_prompts(case: Case, tokenizer: Any, lengths: Sequence[int]) -> Finding
 
 
 def sandbox(case: Case) -> Finding:
-    """A right solution, run as a judge would run it and on the nodes where judges run, passes."""
+    """A right solution passes in the sandbox, on the nodes where judges run."""
     judges = [process for process in case.processes if process.role == "judge"]
     command = [judges[0].argv[0] if judges else sys.executable, "-m", "reward.check"]
     folder = existing(case.run_dir).resolve()  # the nodes share it
     try:
-        file = tempfile.NamedTemporaryFile("w", prefix=".tiny-job-", suffix=".jsonl", dir=folder)  # noqa: SIM115 its errors are these
+        file = tempfile.NamedTemporaryFile("w", prefix=".tiny-job-", suffix=".jsonl", dir=folder)  # noqa: SIM115 the errors below are those of opening it
     except OSError as error:
         return skipped(f"{folder} cannot be written: {error.strerror}")
     with file:

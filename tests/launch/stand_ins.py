@@ -19,7 +19,8 @@ ENV = {**os.environ, "PYTHONPATH": str(PROJECT)}  # the launcher of this tree, w
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512,
-    "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 256, "max_position_embeddings": 512,
+    "eos_token_id": 0, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 PROBLEM = {"id": "a", "prompt": "p", "task": {"kind": "stdio", "tests": [{"input": "", "output": ""}]}}
 

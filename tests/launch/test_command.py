@@ -76,6 +76,15 @@ def test_mistake_ends_with_one_line_and_code_2_and_leaves_nothing(
     assert not (tmp_path / "outputs").exists()
 
 
+def test_dry_run_on_this_machine_is_refused_as_the_launch_would_be(tmp_path: Path, model: list[str]) -> None:
+    """On paper, for other machines, it names what is missing here and goes on."""
+    shown = launch(tmp_path, *model, "data.train=[gone.jsonl]", "dry_run=true")
+    assert shown.returncode == 2 and "cannot read the problems gone.jsonl" in shown.stderr
+    shown = launch(tmp_path, *model, "data.train=[gone.jsonl]", "dry_run=true", "cluster.kind=slurm", "cluster.nodes=4")
+    assert shown.returncode == 0
+    assert shown.stdout.splitlines()[-1].startswith("missing here data.train: cannot read the problems gone.jsonl")
+
+
 def test_port_in_use_is_named(tmp_path: Path, model: list[str]) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -127,6 +127,14 @@ def bad_header(world: World) -> None:
     shard.write_bytes(shard.read_bytes()[:8] + b"?" + shard.read_bytes()[9:])
 
 
+def without_end_token(world: World) -> None:
+    (world.folder / "model/config.json").write_text(json.dumps({**SHAPE, "eos_token_id": None}))
+
+
+def save_as_parquet(world: World) -> None:
+    (world.folder / "train.jsonl").write_bytes(b"PAR1\x15\x04\x15")
+
+
 def lines(world: World, *added: str) -> None:
     with (world.folder / "train.jsonl").open("a") as file:
         file.write("\n".join(added) + "\n")
@@ -162,9 +170,10 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("model folder", F, "holds no config.json", lambda w: remove(w, "config.json")),
     ("model folder", F, "holds no tokenizer.json", lambda w: remove(w, "tokenizer.json")),
     ("model folder", F, "1 of 2 shards are missing, model-00002", lambda w: remove(w, "model-00002-of-00002.safetensors")),
-    ("model folder", F, r"model-00002-of-00002.safetensors has \d+ bytes, and \d+ by its header", cut_short),
+    ("model folder", F, r"model-00002-of-00002.safetensors has \d+ bytes, and should have \d+ by its header", cut_short),
     ("model folder", F, "does not hold tensor.9", misindexed),
     ("model folder", F, "its header is broken", bad_header),
+    ("model folder", F, "generation_config.json and config.json have no eos_token_id", without_end_token),
     ("layout", F, "trainer.tp=3 does not divide the 8 attention heads", lambda w: setting(w, "trainer.tp", 3)),
     ("layout", F, "rollout.engine_tp=3 does not divide", lambda w: engines(w, tp=3)),
     ("layout", F, "max_position_embeddings", lambda w: setting(w, "data.max_prompt_tokens", 500)),
@@ -175,6 +184,7 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("problems", F, "no problems in", lambda w: (w.folder / "train.jsonl").write_text("\n")),
     ("problems", F, "is not UTF-8", lambda w: (w.folder / "train.jsonl").write_bytes(b"\xff\n")),
     ("problems", F, "needs the package `datasets`", lambda w: setting(w, "data.train", ["hf://x"])),
+    ("problems", F, "train.jsonl is a Parquet file", lambda w: save_as_parquet(w)),
     ("all problems", F, r"train.jsonl:2: broken JSON.*\(2 of 3 lines are refused\)", lambda w: lines(w, "{", "[1]")),
     ("held-out problems", W, "1 of 1 held-out problems are trained on too, 'other' first", trained_on),
     ("user code", F, "algo.advantage=mine:f: there is no mine.py", lambda w: setting(w, "algo.advantage", "mine:f")),
@@ -259,6 +269,31 @@ def test_what_the_launch_will_make_is_not_missed(world: World, tmp_path: Path, m
     assert {world.find(name).level for name in ("model folder", "problems", "all problems")} == {Level.SKIPPED}
     Path("cache/debug/data").mkdir(parents=True)  # it was made, without this one
     assert {world.find(name).level for name in ("problems", "all problems")} == {Level.FAILURE}
+
+
+def test_file_that_nothing_makes_is_missed_beside_one_that_will_be_made(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    setting(world, "model.prepare", "debug")
+    for key in ("data.train", "data.heldout"):
+        setting(world, key, ["cache/debug/data/train.jsonl", "nofile.jsonl"])
+        assert f"{key}: cannot read the problems nofile.jsonl" in world.find("problems").message
+        setting(world, key, ["cache/debug/data/train.jsonl"])
+    assert world.find("problems").level is Level.SKIPPED
+
+
+def test_more_tensor_parallel_ranks_than_key_value_heads_are_fine(world: World) -> None:
+    """Trainer and engines replicate key-value heads when the number of ranks is a multiple of theirs."""
+    (world.folder / "model/config.json").write_text(json.dumps({**SHAPE, "num_key_value_heads": 2}))
+    engines(world, tp=4)
+    assert world.config.trainer.tp == 4 and world.find("layout").level is Level.OK
+
+
+def test_end_token_may_stand_in_the_generation_config(world: World) -> None:
+    without_end_token(world)
+    (world.folder / "model/generation_config.json").write_text('{"eos_token_id": [0, 1]}')
+    assert world.find("model folder").level is Level.OK
 
 
 def test_limits_of_memory_on_a_cpu_grow_with_the_ranks(world: World) -> None:
@@ -415,7 +450,7 @@ class Tokenizer:
     ("tokenizer", "lengths", "level", "said"),
     [
         (Tokenizer(256), [10, 128], Level.OK, "256 tokens; 2 prompts of up to 128 of 128"),
-        (Tokenizer(257), [10], F, "257 tokens, the model's embedding 256 rows"),
+        (Tokenizer(257), [10], F, "257 tokens, but the model's embedding has 256 rows"),
         (Tokenizer(256, None), [10], F, "no end-of-sequence token"),
         (Tokenizer(256), [129, 500], F, "all of 2 prompts are longer"),
         (Tokenizer(256), [129, 10], W, "1 of 2 prompts are longer"),

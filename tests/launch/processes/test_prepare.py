@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import RULES, ConfigError, RunConfig
-from launch.doctor.problems import check_files
+from conf.schema import RULES
 from launch.processes.lock import LOCK_FILE
 from launch.processes.prepare import RECIPES, PrepareError, Recipe, prepare
 
@@ -75,20 +74,6 @@ def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tu
         fcntl.flock(lock, fcntl.LOCK_UN)
         waiting.result(timeout=60)
     assert (cache / "t/model/made").exists()
-
-
-@pytest.mark.parametrize("key", ["data.train", "data.heldout"])
-def test_a_file_of_problems_that_nothing_makes_is_missed_before_anything_is_made(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = RunConfig()
-    config.model.prepare = "debug"
-    config.data.train = config.data.heldout = ["cache/debug/data/train.jsonl"]
-    check_files(config)  # it will be made
-    setattr(config.data, key.removeprefix("data."), ["cache/debug/data/train.jsonl", "nofile.jsonl"])
-    with pytest.raises(ConfigError, match=f"{key}: cannot read the problems nofile.jsonl"):
-        check_files(config)
 
 
 def test_every_choice_of_model_prepare_has_a_recipe_and_nothing_is_made_for_none(tmp_path: Path) -> None:
