@@ -6,7 +6,8 @@
 from math import ceil, isfinite
 from typing import Any
 
-from conf.schema import RULES, AlgoConfig, ClusterConfig, ConfigError, Rule, RunConfig, value_of
+from conf.compose.engine_args import check_engine_args
+from conf.schema import RULES, AlgoConfig, ClusterConfig, ConfigError, Rule, RunConfig, TrainerConfig, value_of
 from conf.shapes import layout_of
 from conf.user_code import is_user_code
 
@@ -16,10 +17,11 @@ def check(config: RunConfig) -> None:
     check_each(config)
     _check_cluster(config.cluster)
     _check_algorithm(config)
-    _check_layout(config)
+    _check_layout(config.trainer)
     _check_objective(config.algo)
     _check_lengths(config)
     _check_deadlines(config)
+    check_engine_args(config.rollout.engine_args)
 
 
 def check_each(config: RunConfig) -> None:
@@ -107,12 +109,6 @@ def _check_algorithm(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.eval_every={config.trainer.eval_every} without data.heldout: there are no problems to evaluate on"
         )
-    updates = config.trainer.steps * algo.minibatches
-    if config.trainer.warmup_steps >= updates:
-        raise ConfigError(
-            f"trainer.warmup_steps={config.trainer.warmup_steps} must be below the run's {updates} optimizer steps "
-            f"(trainer.steps x algo.minibatches)"
-        )
     if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
         raise ConfigError(
             "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
@@ -120,11 +116,12 @@ def _check_algorithm(config: RunConfig) -> None:
         )
 
 
-def _check_layout(config: RunConfig) -> None:
-    trainer = config.trainer
+def _check_layout(trainer: TrainerConfig) -> None:
     layout_of(trainer)
     if trainer.overlap_param_gather and not trainer.overlap_grad_reduce:
-        raise ConfigError("trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both go by the same buckets")
+        raise ConfigError(
+            "trainer.overlap_param_gather=true needs trainer.overlap_grad_reduce=true: both use the same buckets of parameters"
+        )
 
 
 def _check_objective(algo: AlgoConfig) -> None:
@@ -180,17 +177,8 @@ def _check_deadlines(config: RunConfig) -> None:
 
 def _check_lengths(config: RunConfig) -> None:
     longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
-    trainer = config.trainer
-    parts = layout_of(trainer).token_multiple
-    needed = ceil(longest / parts) * parts
-    if needed > trainer.tokens_per_microbatch:
-        cut = f", {needed} when cut into the {parts} parts that tp, cp and sequence_parallel ask for" if parts > 1 else ""
-        raise ConfigError(
-            f"trainer.tokens_per_microbatch={trainer.tokens_per_microbatch} cannot hold the longest trajectory: "
-            f"data.max_prompt_tokens + rollout.max_completion_tokens = {longest}{cut}"
-        )
     if 0 < config.rollout.max_total_tokens < longest:
         raise ConfigError(
-            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: an engine's KV cache cannot hold the longest "
-            f"trajectory, data.max_prompt_tokens + rollout.max_completion_tokens = {longest}"
+            f"rollout.max_total_tokens={config.rollout.max_total_tokens}: the KV cache of an engine cannot hold the longest "
+            f"trajectory, which has data.max_prompt_tokens + rollout.max_completion_tokens = {longest} tokens"
         )

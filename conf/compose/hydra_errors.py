@@ -15,7 +15,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.compose.presets import experiments
+from conf.compose.other_names import OTHER_NAMES
+from conf.compose.presets import EXPERIMENT, experiments
 from conf.schema import ConfigError, RunConfig
 
 WORD = re.compile(r"Error merging override (.*)")
@@ -132,7 +133,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _suggestion(key: str, settings: Mapping[str, Any]) -> str:
-    known = [k for k in (*settings, "experiment") if ("." in k) == ("." in key)]
-    same_leaf = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ": conf/schema.py lists them all"
+    leaf = key.rpartition(".")[2]
+    same_leaf = [setting for setting in settings if setting.rpartition(".")[2] == leaf]
+    other = [setting for setting in [OTHER_NAMES.get(leaf.lower().replace("-", "_"), "")] if setting in settings]
+    known = [setting for setting in (*settings, EXPERIMENT) if ("." in setting) == ("." in key)]
+    meant = same_leaf or other or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {' or '.join(meant)}?" if meant else ": docs/settings.md lists all settings"

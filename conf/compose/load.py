@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from conf.compose.check import check, check_resumed
+from conf.compose.fit import fit
 from conf.compose.hydra_errors import SETTINGS, in_one_line, wrong_type
 from conf.compose.presets import check_names
 from conf.compose.secrets import refuse_secrets
@@ -36,6 +37,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
     config = unchecked(composed)
     check(config)
+    fit(config)
     return config
 
 
@@ -62,7 +64,11 @@ def _check_lists(node: object, key: str) -> None:
 
 
 def as_yaml(config: RunConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """What a run is, without what only the planner reads."""
+    values = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(values, dict)
+    del values["plan"], values["model"]["shape"]
+    return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def write_run(config: RunConfig, run_dir: Path) -> None:

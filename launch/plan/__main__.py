@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conf.compose.check import check, check_each
+from conf.compose.fit import fit
 from conf.compose.load import composed, unchecked
 from conf.schema import ConfigError, RunConfig
 from launch.plan.check import check_report
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str]) -> str:
             return check_report(Path(value))
     config = _configuration(arguments)
     check_each(config)
+    fit(config)
     check_figures(config.plan.figures)
     study = make_study(config)
     check(config)  # last: a TP that the heads refuse also cuts the lengths into odd parts, and the heads say it better

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from conf.compose.hydra_errors import SETTINGS
 from conf.compose.load import composed as compose
 from conf.compose.load import read_run, to_run_config, unchecked, write_run
+from conf.compose.other_names import OTHER_NAMES
 from conf.compose.presets import check_presets
-from conf.schema import ConfigError, RunConfig
+from conf.schema import RULES, ConfigError, PlanConfig, RunConfig, ShapeConfig
 
 CONF = Path(__file__).parents[2] / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -103,8 +104,26 @@ def test_presets_of_a_run_compose_and_pass_the_checks() -> None:
     assert composed("experiment=debug", "rollout=bypass").rollout.window == 16
 
 
-def test_own_model_and_problems_need_no_file_of_their_own() -> None:
-    config = composed("model=folder", "model.path=m", "data=files", "data.train=[a.jsonl]", "trainer.tokens_per_microbatch=20480")
+OWN = ("model=folder", "model.path=m", "data=files", "data.train=[a.jsonl]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("trainer=cosine", "trainer.steps=1"),
+        ("experiment=debug",),
+        ("experiment=debug", "trainer.steps=1", "algo.minibatches=1"),
+        ("experiment=debug", "data.max_prompt_tokens=8000"),
+        ("cluster=cpu", "trainer.tp=2", "trainer.sequence_parallel=true", "trainer.cp=3"),
+        *((f"algo={algorithm}",) for algorithm in ALGORITHMS),
+        ("rollout=bypass",),
+        ("rollout=synchronous",),
+    ],
+    ids=" ".join,
+)
+def test_own_model_and_problems_need_nothing_else(words: tuple[str, ...]) -> None:
+    config = composed(*words, *OWN)
     assert (config.model.path, config.data.train) == ("m", ["a.jsonl"])
 
 
@@ -114,9 +133,18 @@ def test_secret_that_is_interpolated_never_reaches_the_resolved_configuration(mo
     assert "0123456789abcdef" not in str(composed("experiment=debug"))
 
 
-def test_run_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
-    config = composed("experiment=debug", "trainer.lr=1e-5", "rollout.engine_args=[--a,b]")
+def test_run_that_was_written_is_read_as_it_was_without_what_only_the_planner_reads(tmp_path: Path) -> None:
+    config = composed("experiment=debug", "trainer.lr=1e-5", "rollout.engine_args=[--alpha,b]", "plan.prompt_tokens=5")
     write_run(config, tmp_path)
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert "plan" not in written and "shape" not in written["model"]
+    config.plan, config.model.shape = PlanConfig(), ShapeConfig()
+    assert read_run(tmp_path) == config
+
+
+def test_an_older_run_that_wrote_down_what_the_planner_reads_is_read(tmp_path: Path) -> None:
+    config = composed("experiment=debug")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
     assert read_run(tmp_path) == config
 
 
@@ -131,7 +159,17 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("rollout.engine=3", "rollout.engine: no such setting; did you mean rollout.engines?"),
         ("+rollout.engine=3", "rollout.engine: no such setting; did you mean rollout.engines?"),
         ("rolout.engines=3", "rolout.engines: no such setting; did you mean rollout.engines?"),
-        ("fleet=3", "fleet: no such setting: conf/schema.py lists them all"),
+        ("fleet=3", "fleet: no such setting: docs/settings.md lists all settings"),
+        ("learning_rate=1", "learning_rate: no such setting; did you mean trainer.lr?"),
+        ("lr=1", "lr: no such setting; did you mean trainer.lr?"),
+        ("trainer.learning_rate=1", "trainer.learning_rate: no such setting; did you mean trainer.lr?"),
+        ("algo.group-size=1", "algo.group-size: no such setting; did you mean algo.completions_per_group?"),
+        ("batch_size=1", "batch_size: no such setting; did you mean algo.groups_per_step?"),
+        ("+num_generations=1", "num_generations: no such setting; did you mean algo.completions_per_group?"),
+        ("max_tokens=1", "max_tokens: no such setting; did you mean rollout.max_completion_tokens?"),
+        ("algo.kl_beta=1", "algo.kl_beta: no such setting; did you mean algo.kl_coef?"),
+        ("seed=1", "seed: no such setting; did you mean data.seed or trainer.seed?"),
+        ("fit=1", "fit: no such setting: docs/settings.md lists all settings"),
         ("+rollout.engines=3", "+rollout.engines: is there already, as every setting is; leave out the +"),
         ("~rollout.engines", "~rollout.engines: a setting cannot be left out: set another value"),
         ("rollout.engines=many", "rollout.engines=many: must be a whole number"),
@@ -197,3 +235,9 @@ def test_no_experiment_is_a_mistake_that_names_those_there_are() -> None:
 
 def test_model_without_a_path_is_refused() -> None:
     assert complaint("experiment=debug", "model.path=???").startswith("model.path: ")
+
+
+def test_every_word_of_other_trainers_stands_for_a_setting_and_is_none_itself() -> None:
+    assert [word for word, setting in OTHER_NAMES.items() if setting not in RULES] == []
+    own = {key.rpartition(".")[2] for key in SETTINGS}
+    assert sorted(own & OTHER_NAMES.keys()) == []

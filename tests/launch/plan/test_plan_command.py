@@ -65,7 +65,6 @@ def test_unknown_section_is_refused_with_those_there_are() -> None:
     [
         ("trainer.tp=3", "trainer.tp=3 does not divide the 40 attention heads of kestrel-32b"),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
-        ("trainer.tokens_per_microbatch=9000", "cannot hold the longest trajectory"),
     ],
 )
 def test_tp_is_refused_for_the_heads_before_the_lengths_that_it_cuts(override: str, said: str) -> None:
