@@ -33,7 +33,7 @@ from conf.schema import ConfigError, RunConfig
 from launch.allocation import with_device
 from launch.processes.prepare import PrepareError
 from launch.processes.supervise import RunFailed
-from launch.report.sweep_jobs import Job, State, read_jobs, recorded
+from launch.report.sweep_jobs import State, SweepJob, read_jobs, recorded
 from launch.run import dry_run, execute
 from launch.slurm.job import SlurmError, was_requeued
 from rollout.queue.keys import KeysError
@@ -64,7 +64,7 @@ def _one_job(composed: DictConfig) -> float:
 
 def _one_of_a_sweep(composed: DictConfig) -> float:
     said = dict(override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task)
-    with recorded(Job(name=composed.name, said=said), Path(composed.output)) as record:
+    with recorded(SweepJob(name=composed.name, said=said), Path(composed.output)) as record:
         try:
             outcome = _run(to_run_config(composed), resumed=False)
         except KNOWN_ERRORS as error:

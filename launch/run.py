@@ -20,7 +20,7 @@ from launch.processes.logs import TRAINER_FAILURE
 from launch.processes.prepare import RECIPES, prepare
 from launch.processes.run_dir import check_run_dir, locked_run_dir
 from launch.processes.supervise import Interrupted, RunFailed, Signals, supervise
-from launch.report.metrics import read_metrics
+from launch.report.metrics_file import read_metrics
 from launch.report.progress import Progress
 from launch.report.recovery import Recoveries
 from launch.report.run_report import write_report

@@ -14,7 +14,7 @@ from statistics import fmean
 import psutil
 import pytest
 
-from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
+from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -14,11 +14,11 @@ from launch.plan.table import table
 from launch.simulate.measured_run import MeasuredRun, read_measured_run
 from launch.simulate.prediction import predict_second_half
 from launch.simulate.prediction import table as comparison_table
-from launch.simulate.report import steady
 from launch.simulate.scenario import Scenario
+from launch.simulate.simulated_trainer import SimulatedStep
 from launch.simulate.simulation import simulate
+from launch.simulate.simulation_report import steady
 from launch.simulate.step_figures import StepFigures, measured_figures, simulated_figures
-from launch.simulate.trainer import Step
 
 SATURATED = 0.10  # a side that waits for a smaller fraction of a step limits it
 SMALLEST_GAIN = 0.02  # fraction of a step; the simulator cannot tell smaller gains from none
@@ -41,7 +41,7 @@ def run_report(run_dir: Path) -> str:
 
 
 def _fitted(scenario: Scenario) -> str:
-    trainer, fleet = scenario.trainer, scenario.fleets[0]
+    trainer, fleet = scenario.trainer, scenario.engine_groups[0]
     full = fleet.concurrency
     rows = [
         ("old log-probs", f"{trainer.old_logprob_s_per_token * 1e6:.1f} us per token, prompts included"),
@@ -57,7 +57,7 @@ def _fitted(scenario: Scenario) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class KnobOutcome:
     """What a knob would do."""
 
     knob: Knob
@@ -87,15 +87,17 @@ def _advice(scenario: Scenario, run: MeasuredRun) -> str:
     return f"{limited}{shared}\n{verdict(outcomes)}\n\n{table(head, [now.row, *(outcome.row for outcome in outcomes)])}"
 
 
-def _outcome(knob: Knob, present_s: float = 0.0) -> Outcome:
+def _outcome(knob: Knob, present_s: float = 0.0) -> KnobOutcome:
     """What the simulator says of a knob, compared with the present length of a step; 0 compares it with itself."""
     scenario = knob.scenario
     steps = steady(simulate(scenario).steps, scenario.rules.lead)
-    figures = simulated_figures(steps, scenario.fleets[0].engines)
-    return Outcome(knob=knob, gain=figures.step_s / (present_s or figures.step_s) - 1, figures=figures, mean_lag=_mean_lag(steps))
+    figures = simulated_figures(steps, scenario.engine_groups[0].engines)
+    return KnobOutcome(
+        knob=knob, gain=figures.step_s / (present_s or figures.step_s) - 1, figures=figures, mean_lag=_mean_lag(steps)
+    )
 
 
-def verdict(found: Sequence[Outcome]) -> str:
+def verdict(found: Sequence[KnobOutcome]) -> str:
     """The setting that gains most at no cost, and the one that gains most with more hardware."""
     parts = []
     for said, chosen in (
@@ -121,6 +123,6 @@ def bottleneck(trainer_waits: float, engines_idle: float) -> str:
     return f"Bottleneck: latency. The longest completions or the verdicts take the time, as neither side is busy; {seen}."
 
 
-def _mean_lag(steps: Sequence[Step]) -> float:
+def _mean_lag(steps: Sequence[SimulatedStep]) -> float:
     tokens = sum(step.lag_tokens.total() for step in steps)
     return sum(lag * n for step in steps for lag, n in step.lag_tokens.items()) / max(tokens, 1)

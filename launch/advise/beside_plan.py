@@ -7,8 +7,8 @@ from conf.schema import ConfigError, RunConfig
 from launch.plan.table import table
 from launch.simulate.measured_run import MeasuredRun
 from launch.simulate.options import Options, scenario_of
-from launch.simulate.report import steady
 from launch.simulate.simulation import simulate
+from launch.simulate.simulation_report import steady
 from launch.simulate.step_figures import StepFigures, measured_figures, simulated_figures
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from conf.schema import RunConfig
-from launch.simulate.scenario import Fleet, Scenario
+from launch.simulate.scenario import EngineGroup, Scenario
 from launch.simulate.speeds import TrainerSpeeds
 
 ANOTHER_OBJECTIVE = "another objective"
@@ -20,10 +20,10 @@ class Knob:
 def knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
     """One setting changed per knob; impossible values are left out. On a CPU no hardware is added, as processes share cores."""
     yield from _ledger_knobs(scenario)
-    fleet = scenario.fleets[0]
+    fleet = scenario.engine_groups[0]
     for concurrency in {max(1, fleet.concurrency // 2), 2 * fleet.concurrency} - {fleet.concurrency}:
         changed_fleet = _with_concurrency(fleet, concurrency)
-        yield Knob(setting=f"rollout.concurrency={concurrency}", scenario=replace(scenario, fleets=(changed_fleet,)))
+        yield Knob(setting=f"rollout.concurrency={concurrency}", scenario=replace(scenario, engine_groups=(changed_fleet,)))
     if scenario.trainer.ref_logprob_s_per_token:
         without = replace(scenario.trainer, ref_logprob_s_per_token=0.0)
         yield Knob(setting="algo.kl_coef=0", scenario=replace(scenario, trainer=without), costs=ANOTHER_OBJECTIVE)
@@ -47,12 +47,12 @@ def _ledger_knobs(scenario: Scenario) -> Iterator[Knob]:
 
 def _hardware_knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
     """Another split of the GPUs, and more hardware."""
-    fleet, dp = scenario.fleets[0], config.trainer.dp
+    fleet, dp = scenario.engine_groups[0], config.trainer.dp
     gpus_per_replica = config.trainer.tp * config.trainer.pp * config.trainer.cp
 
     def with_both(new_dp: int, engines: int) -> Scenario:
         trainer = _faster(scenario.trainer, new_dp / dp)
-        return replace(scenario, trainer=trainer, fleets=(replace(fleet, engines=engines),))
+        return replace(scenario, trainer=trainer, engine_groups=(replace(fleet, engines=engines),))
 
     moved, rest = divmod(gpus_per_replica, config.rollout.engine_tp)
     for other_dp, engines in ((dp + 1, fleet.engines - moved), (dp - 1, fleet.engines + moved)):
@@ -78,7 +78,7 @@ def _faster(trainer: TrainerSpeeds, factor: float) -> TrainerSpeeds:
     )  # fmt: skip
 
 
-def _with_concurrency(fleet: Fleet, concurrency: int) -> Fleet:
+def _with_concurrency(fleet: EngineGroup, concurrency: int) -> EngineGroup:
     """Beyond the measured concurrency a decode step grows as it did before."""
     known = fleet.speeds.decode_s
     growth = known[-1] - known[-2]

@@ -5,7 +5,7 @@ from dataclasses import fields
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import shape_of
 from launch.doctor.storage import needed_bytes
-from launch.plan.lines import count, gb
+from launch.plan.cost_lines import count, gb
 from launch.plan.model_costs import weight_bytes
 from launch.plan.search import Plan
 from launch.plan.study import CALIBRATED, make_study

@@ -17,10 +17,10 @@ from conf.compose.check import check, check_each
 from conf.compose.fit import fit
 from conf.compose.load import composed, unchecked
 from conf.schema import ConfigError, RunConfig
-from launch.plan.check import check_report
+from launch.plan.check_points import check_report
 from launch.plan.figures import check_figures, write_figures
+from launch.plan.plan_report import report
 from launch.plan.record import study_record
-from launch.plan.report import report
 from launch.plan.study import Study, make_study
 
 ASKED_WRONGLY = 2

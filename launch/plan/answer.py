@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from launch.plan.lines import several
+from launch.plan.cost_lines import several
 from launch.plan.search import MOST_NODES, Plan, Search
 from launch.plan.study import Study
 from launch.plan.table import table

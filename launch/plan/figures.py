@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conf.schema import ConfigError
 from launch.plan.answer import answer
-from launch.plan.lines import gb
+from launch.plan.cost_lines import gb
 from launch.plan.model_costs import kv_bytes_per_token, weight_bytes
 from launch.plan.search import Search
 from launch.plan.study import Study, longest_by_concurrency

@@ -5,14 +5,14 @@ from functools import cached_property
 
 from conf.schema import ConfigError
 from conf.shapes import tensor_parallel_faults
-from launch.plan.inputs import SLICES, Workload
-from launch.plan.lines import Line, count
+from launch.plan.cost_lines import CostLine, count
+from launch.plan.inputs import SLICES, PlannedWorkload
 from launch.plan.model_costs import weight_bytes
 from launch.plan.speed import Speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fleet:
+class FleetSetup:
     engines: int
     tp: int
     concurrency: int
@@ -30,7 +30,7 @@ def engine_tps(speed: Speed) -> list[int]:
     return [tp for tp in speed.model.tensor_parallel_sizes if not speed.cluster.gpus_per_node % tp]
 
 
-def check_engine(fleet: Fleet, speed: Speed) -> None:
+def check_engine(fleet: FleetSetup, speed: Speed) -> None:
     """Raises ConfigError for a TP that cuts the model unevenly or does not fill a node."""
     for fault in tensor_parallel_faults(speed.model, "rollout.engine_tp", fleet.tp):
         raise ConfigError(str(fault))
@@ -41,7 +41,7 @@ def check_engine(fleet: Fleet, speed: Speed) -> None:
         )
 
 
-def check_memory(fleet: Fleet, workload: Workload, speed: Speed) -> None:
+def check_memory(fleet: FleetSetup, workload: PlannedWorkload, speed: Speed) -> None:
     """Raises ConfigError with the smallest TP that holds the weights and the longest completion."""
     if speed.kv_tokens(fleet.tp) < workload.longest_tokens:
         holding = [t for t in engine_tps(speed) if speed.kv_tokens(t) >= workload.longest_tokens]
@@ -52,12 +52,12 @@ def check_memory(fleet: Fleet, workload: Workload, speed: Speed) -> None:
         )
 
 
-def sequences_that_fit(workload: Workload, speed: Speed, tp: int) -> int:
+def sequences_that_fit(workload: PlannedWorkload, speed: Speed, tp: int) -> int:
     """Running sequences that the cache holds at their mean context."""
     return max(0, int(speed.kv_tokens(tp) / workload.context_tokens))
 
 
-def running_sequences(workload: Workload, speed: Speed, fleet: Fleet, max_staleness: int) -> float:
+def running_sequences(workload: PlannedWorkload, speed: Speed, fleet: FleetSetup, max_staleness: int) -> float:
     """In one engine: what is asked for, what its cache holds, and what the ledger admits."""
     admitted = (max_staleness + 1) * workload.completions / fleet.engines
     return max(1.0, min(fleet.concurrency, sequences_that_fit(workload, speed, fleet.tp), admitted))
@@ -67,9 +67,9 @@ def running_sequences(workload: Workload, speed: Speed, fleet: Fleet, max_stalen
 class GenerationCost:
     """A fleet that is kept busy: as many running as there is room for, in all stages of their completion."""
 
-    workload: Workload
+    workload: PlannedWorkload
     speed: Speed
-    fleet: Fleet
+    fleet: FleetSetup
     push_s: float
     running: float  # sequences in one engine
 
@@ -108,7 +108,7 @@ class GenerationCost:
         }
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[CostLine, ...]:
         c, work = self.speed.constants, self.workload
         weights_s, cache_s, _ = self.decode_parts_s
         why = {
@@ -120,7 +120,7 @@ class GenerationCost:
             "prefill: after the push": f"{count(self.retracted_tokens)} tokens in flight are retracted and prefilled again",
             "weight push": f"all engines pause for {self.push_s:.2f} s",
         }
-        return tuple(Line(name=name, gpu_s=gpu_s, why=why[name]) for name, gpu_s in self.gpu_s_by_part.items())
+        return tuple(CostLine(name=name, gpu_s=gpu_s, why=why[name]) for name, gpu_s in self.gpu_s_by_part.items())
 
     @cached_property
     def gpu_s(self) -> float:
@@ -149,7 +149,7 @@ class GenerationCost:
         return self.speed.kv_tokens(self.fleet.tp)
 
 
-def drained_s(workload: Workload, speed: Speed, fleet: Fleet) -> float:
+def drained_s(workload: PlannedWorkload, speed: Speed, fleet: FleetSetup) -> float:
     """A synchronous step's generation: all start together and the last one ends alone. What is more than an engine runs at once
     goes before, at the full rate."""
     share = workload.completions / fleet.engines

@@ -36,7 +36,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class LengthDistribution:
     """Completion lengths: lognormal, cut at the cap. The mean is that of the cut lengths."""
 
     mean_tokens: float
@@ -94,13 +94,13 @@ class Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class PlannedWorkload:
     steps: int
     groups: int  # P
     completions_per_group: int  # G
     minibatches: int
     prompt_tokens: float
-    lengths: Lengths
+    lengths: LengthDistribution
     reference: bool  # a KL penalty needs the reference's log-probs
     segment_tokens: int
     sandbox_s: float  # CPU seconds of one completion's tests
@@ -150,7 +150,7 @@ def _normal(x: float) -> float:
     return 0.5 * (1.0 + erf(x / sqrt(2.0)))
 
 
-def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, Workload]:
+def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload]:
     """Raises ConfigError for what cannot be planned."""
     plan, algo = config.plan, config.algo
     cluster = Cluster(
@@ -164,10 +164,10 @@ def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, Workload]:
             f"plan.prompt_tokens={plan.prompt_tokens:g}: the mean cannot be above data.max_prompt_tokens="
             f"{config.data.max_prompt_tokens}, the longest prompt"
         )
-    lengths = Lengths(
+    lengths = LengthDistribution(
         mean_tokens=plan.completion_tokens, cap_tokens=config.rollout.max_completion_tokens, sigma=plan.length_sigma
     )
-    workload = Workload(
+    workload = PlannedWorkload(
         steps=config.trainer.steps, groups=algo.groups_per_step, completions_per_group=algo.completions_per_group,
         minibatches=algo.minibatches, prompt_tokens=plan.prompt_tokens, lengths=lengths, reference=algo.kl_coef > 0,
         segment_tokens=config.rollout.segment_tokens, sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores,

@@ -24,7 +24,7 @@ from conf.schema import ConfigError
 from conf.shapes import Layout, ModelShape, layout_faults, shape_of
 from launch.placement import node_facts
 from launch.placement.gpus import visible_gpus
-from launch.plan.lines import count, gb
+from launch.plan.cost_lines import count, gb
 from launch.plan.model_costs import weight_bytes
 from launch.plan.training import USABLE, TrainerSetup, training_memory
 

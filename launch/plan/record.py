@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from launch.plan.lines import Line
+from launch.plan.cost_lines import CostLine
 from launch.plan.search import Plan
 from launch.plan.study import Study
 
@@ -55,5 +55,5 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(lines: tuple[Line, ...]) -> dict[str, dict[str, Any]]:
+def _lines(lines: tuple[CostLine, ...]) -> dict[str, dict[str, Any]]:
     return {line.name: {"gpu_s": line.gpu_s, "why": line.why} for line in lines}

@@ -11,8 +11,8 @@ from math import ceil
 
 from conf.schema import ConfigError
 from conf.shapes import Layout
-from launch.plan.generation import Fleet, GenerationCost, drained_s, engine_tps, running_sequences
-from launch.plan.inputs import Cluster, Workload
+from launch.plan.generation import FleetSetup, GenerationCost, drained_s, engine_tps, running_sequences
+from launch.plan.inputs import Cluster, PlannedWorkload
 from launch.plan.model_costs import weight_bytes
 from launch.plan.reliability import Reliability, reliability
 from launch.plan.speed import Speed
@@ -27,7 +27,7 @@ SYNCHRONOUS = "generation, then training"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    workload: Workload
+    workload: PlannedWorkload
     speed: Speed
     training: TrainingCost
     generation: GenerationCost
@@ -96,7 +96,7 @@ class Plan:
         return f"{self.training.setup} | {self.generation.fleet} | S={self.max_staleness}"
 
 
-def make_plan(workload: Workload, speed: Speed, training: TrainingCost, fleet: Fleet, max_staleness: int) -> Plan:
+def make_plan(workload: PlannedWorkload, speed: Speed, training: TrainingCost, fleet: FleetSetup, max_staleness: int) -> Plan:
     running = running_sequences(workload, speed, fleet, max_staleness)
     push = push_s(speed, training.setup)
     generation = GenerationCost(workload=workload, speed=speed, fleet=fleet, push_s=push, running=running)
@@ -119,7 +119,9 @@ def fits(setup: TrainerSetup, speed: Speed) -> bool:
 
 
 @cache
-def _trainers(workload: Workload, speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> tuple[TrainingCost, ...]:
+def _trainers(
+    workload: PlannedWorkload, speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int
+) -> tuple[TrainingCost, ...]:
     tried = setups(speed, gpus, tokens_per_microbatch, max_cp)
     costs = [training_cost(workload, speed, setup) for setup in tried if fits(setup, speed)]
     return tuple(sorted(costs, key=lambda cost: (cost.step_s, cost.setup.recompute, cost.setup.layout.tp)))
@@ -127,7 +129,7 @@ def _trainers(workload: Workload, speed: Speed, gpus: int, tokens_per_microbatch
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    workload: Workload
+    workload: PlannedWorkload
     speed: Speed
     tokens_per_microbatch: int
     staleness_limit: int
@@ -149,12 +151,12 @@ class Search:
         alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the cluster's size is not theirs: remembered once
         return _trainers(self.workload, alone, gpus, self.tokens_per_microbatch, self.max_cp)
 
-    def fleets(self, gpus: int) -> list[Fleet]:
+    def fleets(self, gpus: int) -> list[FleetSetup]:
         """Engines that hold the longest completion, with as many sequences as their cache may take."""
         found = []
         for tp in (t for t in engine_tps(self.speed) if t <= gpus and self.speed.kv_tokens(t) >= self.workload.longest_tokens):
             room = self.speed.kv_tokens(tp) / self.workload.context_tokens
-            found += [Fleet(engines=gpus // tp, tp=tp, concurrency=c) for c in CONCURRENCIES if c <= room]
+            found += [FleetSetup(engines=gpus // tp, tp=tp, concurrency=c) for c in CONCURRENCIES if c <= room]
         return found
 
     def best_on(self, trainer_gpus: int, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
@@ -168,7 +170,7 @@ class Search:
                 plans += self._plans(fitting[0], fleet, staleness or tuple(range(1, self.staleness_limit + 1)))
         return least(plans) if plans else None
 
-    def _plans(self, training: TrainingCost, fleet: Fleet, staleness: tuple[int, ...]) -> list[Plan]:
+    def _plans(self, training: TrainingCost, fleet: FleetSetup, staleness: tuple[int, ...]) -> list[Plan]:
         """One for each staleness; they share what it does not change."""
         plans = [make_plan(self.workload, self.speed, training, fleet, max(staleness))]
         for s in staleness:

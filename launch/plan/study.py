@@ -8,8 +8,8 @@ from math import isfinite
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelShape, check_layout, layout_of
 from launch.plan.calibration import stored
-from launch.plan.generation import Fleet, check_engine, check_memory, engine_tps, sequences_that_fit
-from launch.plan.inputs import Cluster, Workload, read_inputs
+from launch.plan.generation import FleetSetup, check_engine, check_memory, engine_tps, sequences_that_fit
+from launch.plan.inputs import Cluster, PlannedWorkload, read_inputs
 from launch.plan.search import Plan, Search, fits, make_plan
 from launch.plan.speed import Constants, Speed, stated
 from launch.plan.training import USABLE, TrainerSetup, check_node, training_cost, training_memory
@@ -22,7 +22,7 @@ class Study:
     config: RunConfig
     model: ModelShape
     cluster: Cluster
-    workload: Workload
+    workload: PlannedWorkload
     searches: dict[str, Search]  # by set of assumptions
 
     @cached_property
@@ -65,9 +65,9 @@ class Study:
         )
 
     @property
-    def configured_fleet(self) -> Fleet:
+    def configured_fleet(self) -> FleetSetup:
         r = self.config.rollout
-        return Fleet(engines=r.engines, tp=r.engine_tp, concurrency=r.concurrency)
+        return FleetSetup(engines=r.engines, tp=r.engine_tp, concurrency=r.concurrency)
 
     def _configured(self, search: Search) -> Plan:
         setup, fleet = self.configured_setup, self.configured_fleet
@@ -78,7 +78,7 @@ class Study:
         cost = training_cost(self.workload, search.speed, setup)
         return make_plan(self.workload, search.speed, cost, fleet, self.config.rollout.max_staleness)
 
-    def _too_many(self, setup: TrainerSetup, fleet: Fleet) -> str:
+    def _too_many(self, setup: TrainerSetup, fleet: FleetSetup) -> str:
         gpus, replica = self.cluster.gpus, setup.gpus // setup.dp
         dp = min((gpus - fleet.tp) // replica, max(1, round(setup.dp * gpus / (setup.gpus + fleet.gpus))))
         engines = (gpus - dp * replica) // fleet.tp
@@ -118,7 +118,7 @@ def make_study(config: RunConfig) -> Study:
     return study_of(config, model, cluster, workload)
 
 
-def study_of(config: RunConfig, model: ModelShape, cluster: Cluster, workload: Workload) -> Study:
+def study_of(config: RunConfig, model: ModelShape, cluster: Cluster, workload: PlannedWorkload) -> Study:
     plan = config.plan
     sets = {STATED: stated(plan.compute_fraction, plan.bandwidth_fraction), CALIBRATED: stored().constants}
     searches = {
@@ -142,7 +142,7 @@ def longest_by_concurrency(search: Search, sequences: Sequence[int]) -> dict[int
     gpus = best.generation.fleet.gpus
     for tp in engine_tps(search.speed):
         fitting = [n for n in sequences if n <= sequences_that_fit(search.workload, search.speed, tp)]
-        fleets = {n: Fleet(engines=gpus // tp, tp=tp, concurrency=n) for n in fitting}
+        fleets = {n: FleetSetup(engines=gpus // tp, tp=tp, concurrency=n) for n in fitting}
         if fleets and search.speed.kv_tokens(tp) >= search.workload.longest_tokens:
             found[tp] = {
                 n: make_plan(search.workload, search.speed, best.training, fleet, best.max_staleness)
@@ -156,7 +156,7 @@ class WhatIf:
     """A change of the world that the plan did not choose."""
 
     what: str
-    workload: Callable[[Workload], Workload] = lambda w: w
+    workload: Callable[[PlannedWorkload], PlannedWorkload] = lambda w: w
     cluster: Callable[[Cluster], Cluster] = lambda c: c
     constants: Callable[[Constants], Constants] = lambda c: c
     nodes_lost: int = 0
@@ -178,7 +178,7 @@ class WhatIf:
         return make_plan(workload, speed, training, replace(fleet, engines=max(1, min(fleet.engines, left))), plan.max_staleness)
 
 
-def _longer(workload: Workload, factor: float) -> Workload:
+def _longer(workload: PlannedWorkload, factor: float) -> PlannedWorkload:
     lengths = workload.lengths
     return replace(workload, lengths=replace(lengths, mean_tokens=min(lengths.mean_tokens * factor, lengths.cap_tokens * 0.9)))
 

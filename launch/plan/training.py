@@ -5,8 +5,8 @@ from math import ceil
 
 from conf.schema import ConfigError
 from conf.shapes import Layout, ModelShape
-from launch.plan.inputs import Cluster, Workload
-from launch.plan.lines import Line, count, gb, total
+from launch.plan.cost_lines import CostLine, count, gb, total
+from launch.plan.inputs import Cluster, PlannedWorkload
 from launch.plan.model_costs import WEIGHT_BYTES, attention_flops_per_pair, kv_bytes_per_token, weight_bytes
 from launch.plan.speed import Speed
 
@@ -114,7 +114,7 @@ def training_memory(model: ModelShape, setup: TrainerSetup) -> TrainingMemory:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCost:
     setup: TrainerSetup
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
     memory: TrainingMemory
 
     @property
@@ -132,7 +132,7 @@ def push_s(speed: Speed, setup: TrainerSetup) -> float:
     return weight_bytes(speed.model) / (speed.constants.push_bytes_s or stages)
 
 
-def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple[list[Line], float]:
+def compute_lines(workload: PlannedWorkload, speed: Speed, *, recompute: bool) -> tuple[list[CostLine], float]:
     """What does not depend on the layout; and the flops of one forward pass' attention over the batch."""
     model, tokens = speed.model, workload.trained_tokens
     rate = speed.cluster.flops * speed.constants.train_fraction
@@ -142,25 +142,27 @@ def compute_lines(workload: Workload, speed: Speed, *, recompute: bool) -> tuple
     pairs = workload.completions * workload.mean_square_length / 2
     attention = attention_flops_per_pair(model) * pairs
     lines = [
-        Line(name="forward, backward", gpu_s=3 * forward_s, why=f"6 x {n} x {t} tokens at {rate / 1e12:.0f} TFLOP/s"),
-        Line(name="old log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens"),
+        CostLine(name="forward, backward", gpu_s=3 * forward_s, why=f"6 x {n} x {t} tokens at {rate / 1e12:.0f} TFLOP/s"),
+        CostLine(name="old log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens"),
     ]
     if workload.reference:
-        lines.append(Line(name="reference log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens; algo.kl_coef=0 saves it"))
+        lines.append(CostLine(name="reference log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens; algo.kl_coef=0 saves it"))
     if recompute:
-        lines.append(Line(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens: activations do not fit"))
-    lines.append(Line(name="attention", gpu_s=passes * attention / rate, why=f"{passes} x {count(pairs)} causal pairs"))
+        lines.append(CostLine(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens: activations do not fit"))
+    lines.append(CostLine(name="attention", gpu_s=passes * attention / rate, why=f"{passes} x {count(pairs)} causal pairs"))
     return lines, attention
 
 
-def training_cost(workload: Workload, speed: Speed, setup: TrainerSetup, packing: Packing = OURS) -> TrainingCost:
+def training_cost(workload: PlannedWorkload, speed: Speed, setup: TrainerSetup, packing: Packing = OURS) -> TrainingCost:
     lines, attention = compute_lines(workload, speed, recompute=setup.recompute)
     lines += _waiting_lines(workload, speed, setup, attention, packing)
     lines += _moving_lines(workload, speed, setup)
     return TrainingCost(setup=setup, lines=tuple(lines), memory=training_memory(speed.model, setup))
 
 
-def _waiting_lines(workload: Workload, speed: Speed, setup: TrainerSetup, attention: float, packing: Packing) -> list[Line]:
+def _waiting_lines(
+    workload: PlannedWorkload, speed: Speed, setup: TrainerSetup, attention: float, packing: Packing
+) -> list[CostLine]:
     """Padding, and ranks and stages that wait for one another."""
     layout = setup.layout
     model, rate = speed.model, speed.cluster.flops * speed.constants.train_fraction
@@ -175,22 +177,22 @@ def _waiting_lines(workload: Workload, speed: Speed, setup: TrainerSetup, attent
     output = model.embedding_parameters
     uneven = (layers / layout.pp + output) / ((layers + output) / layout.pp) - 1
     return [
-        Line(
+        CostLine(
             name="packing", gpu_s=waste_s,
             why=f"{packing.padding:.1%} padding, {packing.imbalance:.1%} imbalance between DP ranks",
         ),
-        Line(
+        CostLine(
             name="pipeline bubble", gpu_s=bubble_s,
             why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} a minibatch, {layout.pp - 1}/{of_batch} log-probs",
         ),
-        Line(
+        CostLine(
             name="uneven stages", gpu_s=uneven * (train_s + logprob_s),
             why=f"the last stage has the output layer too: {uneven:.1%} longer than the mean",
         ),
     ]  # fmt: skip
 
 
-def _moving_lines(workload: Workload, speed: Speed, setup: TrainerSetup) -> list[Line]:
+def _moving_lines(workload: PlannedWorkload, speed: Speed, setup: TrainerSetup) -> list[CostLine]:
     layout = setup.layout
     model, cluster = speed.model, speed.cluster
     network = cluster.network_bytes_s * speed.constants.network_fraction
@@ -200,32 +202,34 @@ def _moving_lines(workload: Workload, speed: Speed, setup: TrainerSetup) -> list
     reduced = (GRADIENT_BYTES + WEIGHT_BYTES) * parameters * (shards - 1) / shards
     optimizer = (2 * OPTIMIZER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES) * parameters / shards
     lines = [
-        Line(
+        CostLine(
             name="TP exchange", gpu_s=exchange_s,
             why=f"{passes} passes of {speed.exchange_s_a_token(layout.tp) * 1e6:.1f} us a token on {layout.tp} GPUs",
         ),
-        Line(
+        CostLine(
             name="gradients, parameters", gpu_s=workload.minibatches * reduced / network * gpus,
             why=f"{workload.minibatches} x {gb(reduced)} a GPU over {network / 1e9:.0f} GB/s, not overlapped",
         ),
-        Line(
+        CostLine(
             name="optimizer", gpu_s=workload.minibatches * optimizer / (cluster.hbm_bytes_s * 0.75) * gpus,
             why=f"{workload.minibatches} x {gb(optimizer)} a GPU through HBM",
         ),
     ]  # fmt: skip
     if layout.pp > 1:
         hops_s = workload.trained_tokens * passes * (layout.pp - 1) * model.hidden * WEIGHT_BYTES / network
-        lines.append(Line(name="PP exchange", gpu_s=hops_s, why=f"activations over {layout.pp - 1} borders, not overlapped"))
+        lines.append(CostLine(name="PP exchange", gpu_s=hops_s, why=f"activations over {layout.pp - 1} borders, not overlapped"))
     if layout.cp > 1:
         within = layout.tp * layout.cp <= cluster.gpus_per_node
         link = cluster.nvlink_bytes_s / 2 * speed.constants.network_fraction if within else network
         ring_s = workload.trained_tokens * (passes + 1) * kv_bytes_per_token(model, layout.tp) * (layout.cp - 1) / link
         where = "within a node" if within else "across nodes"
-        lines.append(Line(name="CP exchange", gpu_s=ring_s, why=f"keys and values round a ring of {layout.cp} {where}"))
+        lines.append(CostLine(name="CP exchange", gpu_s=ring_s, why=f"keys and values round a ring of {layout.cp} {where}"))
     if workload.reference:
         swap_s = 2 * WEIGHT_BYTES * parameters / PCIE_BYTES_S
-        lines.append(Line(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} a GPU, in and out"))
+        lines.append(
+            CostLine(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} a GPU, in and out")
+        )
     seconds = push_s(speed, setup)
     why = f"{gb(weight_bytes(model))} in {seconds:.2f} s; the trainer waits"
-    lines.append(Line(name="weight push", gpu_s=seconds * gpus, why=why))
+    lines.append(CostLine(name="weight push", gpu_s=seconds * gpus, why=why))
     return lines

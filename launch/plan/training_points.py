@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from conf.shapes import Layout
-from launch.plan.generation import Fleet, drained_s
-from launch.plan.inputs import Lengths, Workload
+from launch.plan.generation import FleetSetup, drained_s
+from launch.plan.inputs import LengthDistribution, PlannedWorkload
 from launch.plan.model_costs import attention_flops_per_pair
 from launch.plan.points import H100, QWEN3_32B
 from launch.plan.speed import Constants, Speed
@@ -26,10 +26,10 @@ ONE_OFF_S, ON_POLICY_S = 200.0, 376.0
 THEIRS = Packing(padding=0.02, imbalance=0.03)  # assumed: they published none; ours is packed better (benchmarks/packing.py)
 SETUP = TrainerSetup(layout=Layout(tp=4, pp=4, sequence_parallel=True), dp=2, tokens_per_microbatch=4096)
 PROMPT_TOKENS, MEAN_TOKENS, LONGEST_TOKENS = 150.0, 3258.0, 4096
-WORKLOAD = Workload(
+WORKLOAD = PlannedWorkload(
     steps=1, groups=64, completions_per_group=32, minibatches=1, prompt_tokens=PROMPT_TOKENS,
-    lengths=Lengths(mean_tokens=MEAN_TOKENS - PROMPT_TOKENS, cap_tokens=LONGEST_TOKENS - 150, sigma=1.0), reference=True,
-    segment_tokens=LONGEST_TOKENS, sandbox_s=0.0, sandbox_cores=1, target_hours=48.0,
+    lengths=LengthDistribution(mean_tokens=MEAN_TOKENS - PROMPT_TOKENS, cap_tokens=LONGEST_TOKENS - 150, sigma=1.0),
+    reference=True, segment_tokens=LONGEST_TOKENS, sandbox_s=0.0, sandbox_cores=1, target_hours=48.0,
 )  # fmt: skip
 MODEL = QWEN3_32B
 
@@ -52,7 +52,7 @@ def training_flops(constants: Constants) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
+class PublishedPoint:
     what: str
     measured: float
     predicted: float
@@ -64,12 +64,12 @@ class Published:
         return self.predicted / self.measured - 1
 
 
-def published(constants: Constants) -> list[Published]:
+def published(constants: Constants) -> list[PublishedPoint]:
     speed = _speed(constants)
     train_s = training_cost(WORKLOAD, speed, SETUP, THEIRS).step_s
-    generate_s = drained_s(WORKLOAD, speed, Fleet(engines=8, tp=4, concurrency=256))
+    generate_s = drained_s(WORKLOAD, speed, FleetSetup(engines=8, tp=4, concurrency=256))
     packed = training_flops(constants)
-    row: Callable[..., Published] = Published
+    row: Callable[..., PublishedPoint] = PublishedPoint
     return [
         row(what="training, packed", measured=PACKED_FLOPS / 1e12, predicted=packed / 1e12, unit="TFLOP/s", fitted=True),
         row(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.report.metrics import METRICS_FILE
+from launch.report.metrics_file import METRICS_FILE
 from launch.report.run_report import REPORT_FILE, TRACE_FILE, write_report
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from launch.report.metrics import Metrics
+from launch.report.metrics_file import Metrics
 
 STEPS_WITHOUT_SIGNAL = 3  # after so many steps in a row the run says so
 MOST_REASONS = 3

@@ -14,7 +14,7 @@ from typing import Any
 from launch.placement.placement import ProcessSpec
 from launch.report.engine_failures import EngineFailures
 from launch.report.learning import STEPS_WITHOUT_SIGNAL, why_nothing_is_learned
-from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
+from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from launch.report.screen import Screen
 from launch.report.startup import EvaluationCount, FirstTokens, Listening
 

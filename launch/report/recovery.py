@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launch.processes.lifecycle import Start, Stop
 from launch.processes.supervise import NodeLost
-from launch.report.metrics import METRICS_FILE, MetricsFile
+from launch.report.metrics_file import METRICS_FILE, MetricsFile
 
 RECOVERIES_FILE = "recoveries.jsonl"
 SAME_EVENT_S = 1.0  # a lost node and a stop of the trainer within this time are one event

@@ -15,7 +15,7 @@ from typing import Any
 
 from launch.report.charts import Axis, chart, stack
 from launch.report.drawing import Drawing
-from launch.report.metrics import Metrics, read_metrics
+from launch.report.metrics_file import Metrics, read_metrics
 from launch.report.page import html_page, pre
 from launch.report.summary import facts
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from launch.report.learning import SIGNAL, why_nothing_is_learned, without_signal
-from launch.report.metrics import METRICS_FILE, Metrics, read_metrics
+from launch.report.metrics_file import METRICS_FILE, Metrics, read_metrics
 
 SUMMARY_FILE = "summary.json"
 LAST_STEPS = 5

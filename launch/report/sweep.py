@@ -23,7 +23,18 @@ from launch.report.charts import Axis, chart, grouped_bars
 from launch.report.drawing import Drawing, write_sheet
 from launch.report.page import html_page
 from launch.report.sweep_jobs import State
-from launch.report.sweep_rows import KILLED, NoSweep, Row, choose_x, is_numeric, lines_of, number, read_sweep, short, varied_keys
+from launch.report.sweep_rows import (
+    KILLED,
+    NoSweep,
+    SweepRow,
+    choose_x,
+    is_numeric,
+    lines_of,
+    number,
+    read_sweep,
+    short,
+    varied_keys,
+)
 
 PNG, HTML = "sweep.png", "sweep.html"
 SMOOTHED = 5  # steps of a running mean
@@ -34,7 +45,7 @@ ASKED_WRONGLY = 2
 class Panel:
     title: str
     note: str
-    of: Mapping[str, Callable[[Row], float]]  # name of the line -> its value
+    of: Mapping[str, Callable[[SweepRow], float]]  # name of the line -> its value
     log: bool = False
 
 
@@ -55,7 +66,7 @@ PANELS = (
     Panel(title="Seconds per step", note="median", of={"step": lambda r: r.step_s}),
 )  # fmt: skip
 
-COLUMNS: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
+COLUMNS: tuple[tuple[str, str, Callable[[SweepRow], float]], ...] = (
     ("reward", ".3f", lambda r: r.reward),
     ("before", ".3f", lambda r: r.pass_before),
     ("after", ".3f", lambda r: r.pass_after),
@@ -70,22 +81,22 @@ COLUMNS: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
 )
 
 
-def head(rows: Sequence[Row]) -> list[str]:
+def head(rows: Sequence[SweepRow]) -> list[str]:
     return [*(short(key) for key in varied_keys(rows)), "state", "steps", *(title for title, _, _ in COLUMNS)]
 
 
-def cells(one: Row, rows: Sequence[Row]) -> list[str]:
+def cells(one: SweepRow, rows: Sequence[SweepRow]) -> list[str]:
     said = [one.job.said.get(key, "") for key in varied_keys(rows)]
     steps = f"{one.steps}/{one.wanted_steps}" if one.wanted_steps else "-"
     values = [f"{value:{form}}" if isfinite(value := of(one)) else "-" for _, form, of in COLUMNS]
     return [*said, str(one.job.state), steps, *values]
 
 
-def why(one: Row) -> str:
+def why(one: SweepRow) -> str:
     return one.job.failure if one.job.state is State.FAILED else KILLED if one.job.state is State.RUNNING else ""
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[SweepRow]) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     titles = head(rows)
     for title in titles:
@@ -95,7 +106,7 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
+def drawings(rows: Sequence[SweepRow], x: str) -> Iterator[Drawing]:
     """Learning curves of all jobs, then one chart per panel from the finished jobs. Panels without a value are left out.
 
     Numbers make lines. Categories have no order and no distance, so they make bars."""
@@ -121,7 +132,7 @@ def drawings(rows: Sequence[Row], x: str) -> Iterator[Drawing]:
             yield draw(panel.title, axis, series, note=panel.note, log=panel.log)
 
 
-def _curves(rows: Sequence[Row], x: str) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
+def _curves(rows: Sequence[SweepRow], x: str) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
     """For each job the name of its line, and its points (step, seconds, running mean of the reward)."""
     others = [key for key in varied_keys(rows) if key != x]
     for one in rows:
@@ -133,7 +144,7 @@ def _curves(rows: Sequence[Row], x: str) -> Iterator[tuple[str, list[tuple[int, 
         yield ", ".join(parts) + ended, points
 
 
-def _axis(rows: Sequence[Row], x: str) -> tuple[Axis, Callable[[Row], float]]:
+def _axis(rows: Sequence[SweepRow], x: str) -> tuple[Axis, Callable[[SweepRow], float]]:
     """The x axis and each job's position on it: a number at its value, categories side by side."""
     values = list(dict.fromkeys(one.job.said.get(x, one.job.name) for one in rows))
     if x and is_numeric(rows, x):
@@ -143,7 +154,7 @@ def _axis(rows: Sequence[Row], x: str) -> tuple[Axis, Callable[[Row], float]]:
     return Axis(name=x or "run", labels=labels), lambda one: places[one.job.said.get(x, one.job.name)]
 
 
-def page(name: str, rows: Sequence[Row], figures: Sequence[Drawing]) -> str:
+def page(name: str, rows: Sequence[SweepRow], figures: Sequence[Drawing]) -> str:
     def tr(tag: str, texts: Sequence[str], kind: str = "") -> str:
         return f"<tr{kind}>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
 

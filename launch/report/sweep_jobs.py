@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class SweepJob:
     name: str  # the run's folder within the sweep's folder
     said: Mapping[str, str]  # the job's overrides: key -> value
     state: State = State.RUNNING
@@ -37,24 +37,24 @@ class Job:
         unfinished.rename(folder / f"{self.name}.json")
 
 
-def read_jobs(sweep_dir: Path) -> list[Job]:
+def read_jobs(sweep_dir: Path) -> list[SweepJob]:
     """The jobs in the order of their numbers. A job whose record is damaged counts as failed."""
     return [_read_job(path) for path in sorted((sweep_dir / JOBS).glob("[!.]*.json"))]
 
 
-def _read_job(path: Path) -> Job:
+def _read_job(path: Path) -> SweepJob:
     try:
         record = json.loads(path.read_text())
-        return Job(**{**record, "state": State(record["state"])})
+        return SweepJob(**{**record, "state": State(record["state"])})
     except (ValueError, TypeError, KeyError) as error:
-        return Job(name=path.stem, said={}, state=State.FAILED, failure=f"{path} is damaged: {error}", code=1)
+        return SweepJob(name=path.stem, said={}, state=State.FAILED, failure=f"{path} is damaged: {error}", code=1)
 
 
 @dataclass(slots=True)
 class Recorded:
     """The record of a job that runs; `end` and `fail` finish it."""
 
-    job: Job
+    job: SweepJob
     sweep_dir: Path
     ended: bool = field(default=False)
 
@@ -64,13 +64,13 @@ class Recorded:
     def fail(self, why: str, code: int) -> None:
         self._write(replace(self.job, state=State.FAILED, failure=why, code=code))
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: SweepJob) -> None:
         job.write(self.sweep_dir)
         self.ended = True
 
 
 @contextmanager
-def recorded(job: Job, sweep_dir: Path) -> Iterator[Recorded]:
+def recorded(job: SweepJob, sweep_dir: Path) -> Iterator[Recorded]:
     """Writes the job's record. A job that is left by an error or an interrupt has failed."""
     record = Recorded(job, sweep_dir)
     job.write(sweep_dir)

@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError
-from launch.report.metrics import METRICS_FILE, Metrics, read_metrics
+from launch.report.metrics_file import METRICS_FILE, Metrics, read_metrics
 from launch.report.summary import LAST_STEPS
-from launch.report.sweep_jobs import Job, State, read_jobs
+from launch.report.sweep_jobs import State, SweepJob, read_jobs
 
 SEEDS = ("trainer.seed", "data.seed")  # runs that differ in these alone are repetitions
 KILLED = "left no result: it was killed, or it still runs"
@@ -21,10 +21,10 @@ class NoSweep(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class SweepRow:
     """One job. A figure that the job lacks is NaN. Means leave out the first step, which waits for everything to start."""
 
-    job: Job
+    job: SweepJob
     steps: int  # finished steps
     wanted_steps: int  # 0: unknown
     reward: float  # mean of the last steps
@@ -45,10 +45,10 @@ class Row:
         return self.job.state is State.DONE
 
 
-def read_sweep(folder: Path) -> list[Row]:
+def read_sweep(folder: Path) -> list[SweepRow]:
     """Raises NoSweep."""
     jobs = read_jobs(folder) or [
-        Job(name=path.parent.name, said={}, state=State.DONE) for path in sorted(folder.glob(f"*/{METRICS_FILE}"))
+        SweepJob(name=path.parent.name, said={}, state=State.DONE) for path in sorted(folder.glob(f"*/{METRICS_FILE}"))
     ]
     if not jobs:
         raise NoSweep(f"{folder} holds no sweep: give the folder that `python -m launch -m …` named, multirun/DATE")
@@ -62,12 +62,12 @@ def _wanted_steps(run_dir: Path) -> int:
         return 0
 
 
-def row(job: Job, lines: Sequence[Metrics], wanted_steps: int) -> Row:
+def row(job: SweepJob, lines: Sequence[Metrics], wanted_steps: int) -> SweepRow:
     steps = [line for line in lines if line["step"] > 0]
     steady = steps[1:] or steps
     passed = _values(lines, "eval/pass_rate")
     seconds = sum(_values(steady, "time/step_s"))
-    return Row(
+    return SweepRow(
         job=job, steps=len(steps), wanted_steps=wanted_steps,
         reward=_mean(_values(steps, "reward/mean")[-LAST_STEPS:]),
         pass_before=passed[0] if len(passed) > 1 else nan, pass_after=passed[-1] if passed else nan,
@@ -95,7 +95,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else nan
 
 
-def varied_keys(rows: Sequence[Row]) -> list[str]:
+def varied_keys(rows: Sequence[SweepRow]) -> list[str]:
     """The settings whose values differ between the jobs, in the order of the command line."""
     said = [row.job.said for row in rows]
     keys = dict.fromkeys(key for one in said for key in one if "/" not in key)
@@ -110,11 +110,11 @@ def number(text: str) -> float | None:
         return None
 
 
-def is_numeric(rows: Sequence[Row], key: str) -> bool:
+def is_numeric(rows: Sequence[SweepRow], key: str) -> bool:
     return all(number(row.job.said.get(key, "")) is not None for row in rows)
 
 
-def choose_x(rows: Sequence[Row], wanted: str = "") -> str:
+def choose_x(rows: Sequence[SweepRow], wanted: str = "") -> str:
     """The key on the x axis: the wanted one, else the first varied key that is a number and no seed. Raises NoSweep."""
     keys = varied_keys(rows)
     if wanted:
@@ -125,10 +125,10 @@ def choose_x(rows: Sequence[Row], wanted: str = "") -> str:
     return next((key for key in others if is_numeric(rows, key)), others[0] if others else "")
 
 
-def lines_of(rows: Sequence[Row], x: str) -> Mapping[str, list[Row]]:
+def lines_of(rows: Sequence[SweepRow], x: str) -> Mapping[str, list[SweepRow]]:
     """The rows grouped by what else was varied, with repetitions together. Each group is one line of a chart."""
     keys = [key for key in varied_keys(rows) if key != x and key not in SEEDS]
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SweepRow]] = {}
     for one in rows:
         groups.setdefault(", ".join(f"{short(key)}={one.job.said.get(key, '')}" for key in keys), []).append(one)
     return groups

@@ -21,15 +21,15 @@ from omegaconf import OmegaConf
 from conf.compose.hydra_errors import in_one_line, kinds
 from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
-from launch.simulate.compare import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
+from launch.simulate.compare_systems import BOTH, SYSTEMS, VARIANTS, compare_and_show, to_json
 from launch.simulate.measured_run import read_measured_run
 from launch.simulate.options import Options, scenario_of, split_arguments
 from launch.simulate.plot import write_page
 from launch.simulate.prediction import predict_second_half, table
-from launch.simulate.report import HOUR_S, report_of, text
+from launch.simulate.simulated_trainer import SimulationError
 from launch.simulate.simulation import simulate
+from launch.simulate.simulation_report import HOUR_S, report_of, text
 from launch.simulate.timeline import write_timeline
-from launch.simulate.trainer import SimulationError
 
 FAILED, ASKED_WRONGLY = 1, 2
 OWN = ("compare", "from_run")

@@ -12,13 +12,13 @@ from math import exp, inf
 from statistics import NormalDist, fmean
 
 from conf.schema import RunConfig
-from launch.plan.inputs import Lengths
+from launch.plan.inputs import LengthDistribution
 from launch.simulate.measured_run import Metrics
-from launch.simulate.scenario import Failures, Fleet, Scenario
+from launch.simulate.scenario import EngineGroup, Failures, Scenario
+from launch.simulate.simulated_trainer import SimulatedStep
 from launch.simulate.simulation import simulate
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
 from launch.simulate.step_figures import PHASES, StepFigures, measured_figures, simulated_figures
-from launch.simulate.trainer import Step
 from launch.simulate.workload import Workload
 from rollout.ledger.ledger import Rules
 
@@ -48,13 +48,15 @@ class _Fit:
 
 def _at_rate(scenario: Scenario, lines: Sequence[Metrics], measured: StepFigures) -> _Fit:
     """Busy engines sample at the measured rate. They are not always full, so the rate of a full engine is higher."""
-    engines = scenario.fleets[0].engines
+    engines = scenario.engine_groups[0].engines
     for _ in range(RATE_ROUNDS):
         figures = simulated_figures(simulated_steps(_only_until(scenario, lines), lines), engines)
         ratio = figures.busy_tokens_per_s / measured.busy_tokens_per_s
         if abs(ratio - 1) < RATE_TOLERANCE:
             break
-        scenario = replace(scenario, fleets=tuple(replace(f, speeds=_slower(f.speeds, ratio)) for f in scenario.fleets))
+        scenario = replace(
+            scenario, engine_groups=tuple(replace(f, speeds=_slower(f.speeds, ratio)) for f in scenario.engine_groups)
+        )
     return _Fit(scenario=scenario, misfit=_misfit(figures, measured))
 
 
@@ -73,7 +75,7 @@ def _misfit(simulated: StepFigures, measured: StepFigures) -> float:
     )
 
 
-def simulated_steps(scenario: Scenario, lines: Sequence[Metrics]) -> list[Step]:
+def simulated_steps(scenario: Scenario, lines: Sequence[Metrics]) -> list[SimulatedStep]:
     """The simulated steps with the numbers of these lines."""
     return [step for step in simulate(scenario).steps if lines[0]["step"] <= step.step <= lines[-1]["step"]]
 
@@ -99,7 +101,7 @@ def _scenario(
     return Scenario(
         name=config.name,
         rules=Rules.of(config),
-        fleets=(Fleet(engines=rollout.engines, gpus_per_engine=1, concurrency=full, speeds=speeds),),
+        engine_groups=(EngineGroup(engines=rollout.engines, gpus_per_engine=1, concurrency=full, speeds=speeds),),
         trainer=_trainer(lines, measured, workload, algo.groups_per_step),
         trainer_gpus=1,
         sandboxes=algo.groups_per_step * algo.completions_per_group,  # the time to a verdict holds all waiting
@@ -133,7 +135,7 @@ def _sigma(mean: float, cap: int, longest: float, count: int) -> float:
     low, high = 0.05, 2.0
     for _ in range(40):
         middle = (low + high) / 2
-        median = exp(Lengths(mean_tokens=mean, cap_tokens=cap, sigma=middle).mu)
+        median = exp(LengthDistribution(mean_tokens=mean, cap_tokens=cap, sigma=middle).mu)
         low, high = (middle, high) if min(median * exp(middle * z), cap) < longest else (low, middle)
     return low
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from launch.report.metrics import read_metrics
+from launch.report.metrics_file import read_metrics
 
 Metrics = Mapping[str, Any]
 WARM_UP_STEPS = 2  # the first pushes, and what is compiled or loaded at first use

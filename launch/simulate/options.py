@@ -6,10 +6,10 @@ from math import inf
 
 from conf.schema import ConfigError, RunConfig
 from launch.plan.generation import check_memory
-from launch.plan.inputs import Workload as PlannedWorkload
+from launch.plan.inputs import PlannedWorkload
 from launch.plan.speed import Speed
 from launch.plan.study import CALIBRATED, STATED, make_study
-from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
+from launch.simulate.scenario import EngineGroup, Failures, PushMode, Scenario
 from launch.simulate.speeds import engine_speeds, trainer_speeds
 from launch.simulate.workload import Workload
 from rollout.ledger.ledger import Rules
@@ -51,7 +51,7 @@ def scenario_of(config: RunConfig, options: Options, *, name: str = "run", coloc
     return Scenario(
         name=name,
         rules=Rules.of(config, steps=steps),
-        fleets=_fleets(config, options, speed, planned),
+        engine_groups=_engine_groups(config, options, speed, planned),
         trainer=trainer_speeds(speed, planned, setup),
         trainer_gpus=setup.gpus,
         colocated=colocated,
@@ -90,15 +90,17 @@ def _check(config: RunConfig, options: Options) -> None:
         raise ConfigError(f"simulate.tail_concurrency={options.tail_concurrency}: must be at least 1")
 
 
-def _fleets(config: RunConfig, options: Options, speed: Speed, planned: PlannedWorkload) -> tuple[Fleet, ...]:
+def _engine_groups(config: RunConfig, options: Options, speed: Speed, planned: PlannedWorkload) -> tuple[EngineGroup, ...]:
     rollout, tail = config.rollout, options.tail_engines
 
-    def fleet(engines: int, concurrency: int, *, is_tail: bool) -> Fleet:
+    def engine_group(engines: int, concurrency: int, *, is_tail: bool) -> EngineGroup:
         speeds = engine_speeds(speed, tp=rollout.engine_tp, concurrency=concurrency, context_tokens=planned.context_tokens)
-        return Fleet(engines=engines, gpus_per_engine=rollout.engine_tp, concurrency=concurrency, speeds=speeds, tail=is_tail)
+        return EngineGroup(
+            engines=engines, gpus_per_engine=rollout.engine_tp, concurrency=concurrency, speeds=speeds, tail=is_tail
+        )
 
-    fleets = (fleet(rollout.engines - tail, rollout.concurrency, is_tail=False),)
-    return (*fleets, fleet(tail, options.tail_concurrency, is_tail=True)) if tail else fleets
+    groups = (engine_group(rollout.engines - tail, rollout.concurrency, is_tail=False),)
+    return (*groups, engine_group(tail, options.tail_concurrency, is_tail=True)) if tail else groups
 
 
 def _workload(config: RunConfig, options: Options) -> Workload:

@@ -5,8 +5,8 @@ from pathlib import Path
 from launch.report.charts import Axis, Series, chart, stack
 from launch.report.drawing import Drawing
 from launch.report.page import html_page, pre
-from launch.simulate.report import Report, text
 from launch.simulate.simulation import Result
+from launch.simulate.simulation_report import Report, text
 
 WIDTH, HEIGHT = 620, 320
 PHASES = {

@@ -20,7 +20,7 @@ class PushMode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fleet:
+class EngineGroup:
     """Engines of one kind."""
 
     engines: int
@@ -45,7 +45,7 @@ class Failures:
 class Scenario:
     name: str
     rules: Rules  # total_steps: the steps that are simulated
-    fleets: tuple[Fleet, ...]
+    engine_groups: tuple[EngineGroup, ...]
     trainer: TrainerSpeeds
     trainer_gpus: int
     colocated: bool = False  # trainer and engines take turns on the same GPUs
@@ -78,4 +78,4 @@ class Scenario:
 
     @property
     def engine_gpus(self) -> int:
-        return sum(fleet.engines * fleet.gpus_per_engine for fleet in self.fleets)
+        return sum(fleet.engines * fleet.gpus_per_engine for fleet in self.engine_groups)

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from launch.simulate.engine import Run
+from launch.simulate.simulated_engine import Run
 from rollout.ledger.ledger import F32, I32, Finish, Prompt, Segment
 
 LONGEST_TOKENS = 1 << 17

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from launch.simulate.engine import Engine
 from launch.simulate.events import Events
-from launch.simulate.fleet import SimulatedFleet
 from launch.simulate.scenario import Scenario
-from launch.simulate.trainer import SimulationError, Step, Trainer
+from launch.simulate.simulated_engine import SimulatedEngine
+from launch.simulate.simulated_fleet import SimulatedFleet
+from launch.simulate.simulated_trainer import SimulatedStep, SimulatedTrainer, SimulationError
 from rollout.ledger.ledger import Ledger
 
 SAMPLE_S = 10.0
@@ -44,8 +44,8 @@ class Result:
     """All that a simulated run left."""
 
     scenario: Scenario
-    steps: list[Step]  # in the order of their end; those done again after a failure come twice
-    engines: list[Engine]
+    steps: list[SimulatedStep]  # in the order of their end; those done again after a failure come twice
+    engines: list[SimulatedEngine]
     samples: list[Sample]
     failures: list[Failure]
     long_spans: list[tuple[float, float, str]]
@@ -73,7 +73,7 @@ class _Run:
         self._events = Events()
         self._ledger = Ledger(scenario.rules)
         self._fleet = SimulatedFleet(self._events, self._ledger, scenario.workload.stream(), scenario, self._graded)
-        self._trainer = Trainer(self._events, self._ledger, self._fleet, scenario)
+        self._trainer = SimulatedTrainer(self._events, self._ledger, self._fleet, scenario)
         self._samples: list[Sample] = []
         self._failures: list[Failure] = []
         self._progress: tuple[float, ...] = ()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from launch.plan.inputs import Workload
+from launch.plan.inputs import PlannedWorkload
 from launch.plan.reliability import save_stall_s
 from launch.plan.speed import Speed
 from launch.plan.training import STATE_BYTES, TrainerSetup, push_s, training_cost
@@ -40,7 +40,7 @@ def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: fl
     )
 
 
-def trainer_speeds(speed: Speed, workload: Workload, setup: TrainerSetup) -> TrainerSpeeds:
+def trainer_speeds(speed: Speed, workload: PlannedWorkload, setup: TrainerSetup) -> TrainerSpeeds:
     """The planner's step, shared out by floating-point operations: 1 for each pass of log-probs, 3 for forward and backward."""
     cost = training_cost(workload, speed, setup)
     pushed_s = push_s(speed, setup)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from conf.schema import ConfigError
 from launch.simulate.measured_run import Metrics
-from launch.simulate.trainer import Step
+from launch.simulate.simulated_trainer import SimulatedStep
 
 PHASES = {
     "old log-probs": "time/old_logprob_s",
@@ -45,7 +45,7 @@ def measured_figures(lines: Sequence[Metrics]) -> StepFigures:
     )
 
 
-def simulated_figures(steps: Sequence[Step], engines: int) -> StepFigures:
+def simulated_figures(steps: Sequence[SimulatedStep], engines: int) -> StepFigures:
     total_s = sum(step.step_s for step in steps)
     idle_s = sum(step.engine_idle_s for step in steps) / engines
     return StepFigures(

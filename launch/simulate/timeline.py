@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launch.simulate.simulated_trainer import SimulatedStep
 from launch.simulate.simulation import Result
-from launch.simulate.trainer import Step
 
 TRAINER, QUEUE, ENGINES, LONG = 1, 2, 3, 4
 PROCESSES = {TRAINER: "trainer", QUEUE: "queue and judges", ENGINES: "engines: running sequences", LONG: "long completions"}
@@ -36,7 +36,7 @@ def trace_events(result: Result, *, detail_s: float) -> Iterator[Event]:
             yield {"ph": "e", "ts": _us(end_s), **common}
 
 
-def _phases(step: Step) -> Iterator[Event]:
+def _phases(step: SimulatedStep) -> Iterator[Event]:
     """In the order in which they come; a step begins with its wait."""
     lag = sum(lag * n for lag, n in step.lag_tokens.items()) / max(step.lag_tokens.total(), 1)
     yield _slice(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import ConfigError
-from launch.plan.inputs import Lengths
+from launch.plan.inputs import LengthDistribution
 
 BLOCK_GROUPS = 512
 BLOCKS_KEPT = 64
@@ -95,4 +95,4 @@ def _lengths(z: npt.NDArray[np.float64], mean: float, cap: int, sigma: float) ->
 
 @cache
 def _median(mean: float, cap: int, sigma: float) -> float:
-    return exp(Lengths(mean_tokens=mean, cap_tokens=cap, sigma=sigma).mu)
+    return exp(LengthDistribution(mean_tokens=mean, cap_tokens=cap, sigma=sigma).mu)

@@ -3,7 +3,7 @@
 from conf.schema import RunConfig
 from launch.simulate.__main__ import _config as composed
 from launch.simulate.scenario import Scenario
-from launch.simulate.trainer import Step
+from launch.simulate.simulated_trainer import SimulatedStep
 
 SMALL = (
     "experiment=kestrel_256", "algo.groups_per_step=16", "rollout.engines=4", "rollout.concurrency=8", "trainer.steps=10",
@@ -16,8 +16,8 @@ def small_job(*overrides: str) -> RunConfig:
     return composed([*SMALL, *overrides])
 
 
-def as_metrics(step: Step, scenario: Scenario) -> dict[str, float]:
-    engines = scenario.fleets[0].engines
+def as_metrics(step: SimulatedStep, scenario: Scenario) -> dict[str, float]:
+    engines = scenario.engine_groups[0].engines
     lengths = scenario.workload.stream()
     groups = range((step.step - 1) * scenario.rules.groups_per_step, step.step * scenario.rules.groups_per_step)
     return {

@@ -28,7 +28,7 @@ from aiohttp import web
 from conf.compose.check import check
 from conf.compose.load import write_run
 from conf.schema import RunConfig
-from launch.report.metrics import METRICS_FILE, Metrics, MetricsFile
+from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from rollout.engine_client import EngineClient
 from rollout.ledger.records import I32, Finish, Position, Segment, SegmentWork, Verdict
 from rollout.queue.client import AsyncQueueClient, QueueClient

@@ -10,9 +10,9 @@ import pytest
 from conf.compose.load import read_run, write_run
 from conf.schema import ConfigError, RolloutConfig, RunConfig, TrainerConfig
 from launch.advise.__main__ import main
-from launch.advise.advice import Outcome, bottleneck, run_report, verdict
+from launch.advise.advice import KnobOutcome, bottleneck, run_report, verdict
 from launch.advise.knobs import ANOTHER_OBJECTIVE, Knob, knobs
-from launch.report.metrics import read_metrics
+from launch.report.metrics_file import read_metrics
 from launch.simulate.fit import fitted
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.scenario import Scenario
@@ -64,7 +64,7 @@ def test_run_without_gpus_is_not_told_to_take_more_of_them(debug: Scenario) -> N
 
 def test_knobs_of_a_run_on_gpus_move_the_split_and_say_what_more_would_take(debug: Scenario) -> None:
     config = replace(KESTREL, cluster=replace(KESTREL.cluster, device="cuda"))
-    scenario = replace(debug, fleets=(replace(debug.fleets[0], engines=30),))
+    scenario = replace(debug, engine_groups=(replace(debug.engine_groups[0], engines=30),))
     takes = {knob.setting: knob.costs for knob in knobs(scenario, config)}
     assert {"trainer.dp=18 rollout.engines=28": "", "trainer.dp=16 rollout.engines=32": ""}.items() <= takes.items()
     more = {
@@ -76,8 +76,8 @@ def test_knobs_of_a_run_on_gpus_move_the_split_and_say_what_more_would_take(debu
 
 
 def test_setting_that_costs_nothing_is_named_before_one_that_takes_hardware(debug: Scenario) -> None:
-    def turned(setting: str, gain: float, costs: str = "") -> Outcome:
-        return Outcome(knob=Knob(setting=setting, scenario=debug, costs=costs), gain=gain, figures=FIGURES, mean_lag=0.0)
+    def turned(setting: str, gain: float, costs: str = "") -> KnobOutcome:
+        return KnobOutcome(knob=Knob(setting=setting, scenario=debug, costs=costs), gain=gain, figures=FIGURES, mean_lag=0.0)
 
     some = [
         turned("twice", -0.4, "256 more GPUs"),

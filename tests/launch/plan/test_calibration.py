@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.calibrate import GROUPS, POINTS, all_errors, fit, leave_groups_out, soft
 from conf.schema import ConfigError
 from launch.plan.calibration import relative_errors, stored, stored_errors
-from launch.plan.check import check_report
+from launch.plan.check_points import check_report
 from launch.plan.points import Point, predict, read_points
 from launch.plan.training_points import PACKED_FLOPS, published, training_flops
 

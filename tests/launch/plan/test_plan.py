@@ -16,12 +16,12 @@ from conf.compose.load import register, to_run_config
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import Layout, ModelShape
 from launch.plan.calibration import stored
-from launch.plan.generation import Fleet, GenerationCost, sequences_that_fit
-from launch.plan.inputs import Lengths
+from launch.plan.generation import FleetSetup, GenerationCost, sequences_that_fit
+from launch.plan.inputs import LengthDistribution
 from launch.plan.model_costs import kv_bytes_per_token
+from launch.plan.plan_report import report
 from launch.plan.points import H100
 from launch.plan.reliability import gathered_bytes, reliability, save_stall_s
-from launch.plan.report import report
 from launch.plan.search import MOST_NODES, Search, least, setups
 from launch.plan.speed import Speed, stated
 from launch.plan.study import CALIBRATED, STATED, WHAT_IFS, Study, make_study
@@ -253,7 +253,7 @@ def test_faster_gpus_never_make_a_slower_plan(study: Study) -> None:
     mean=st.floats(10, 12_000), sigma=st.floats(0.2, 2.0), cap=st.sampled_from([16_384, 32_768]),
 )  # fmt: skip
 def test_cut_lengths_have_the_mean_that_was_asked_for(mean: float, sigma: float, cap: int) -> None:
-    lengths = Lengths(mean_tokens=mean, cap_tokens=cap, sigma=sigma)
+    lengths = LengthDistribution(mean_tokens=mean, cap_tokens=cap, sigma=sigma)
     expected = sum(longer for _, longer in lengths.survival) * cap / len(lengths.survival)  # the mean is the survival's integral
     assert expected == pytest.approx(mean, rel=0.1, abs=cap / len(lengths.survival))
     assert lengths.mean_square >= mean**2 * 0.999
@@ -276,7 +276,7 @@ def test_push_costs_what_is_in_flight(study: Study) -> None:
     speed = study.searches[STATED].speed
     costs = [
         GenerationCost(
-            workload=study.workload, speed=speed, fleet=Fleet(engines=16, tp=8, concurrency=n), push_s=1.0, running=n
+            workload=study.workload, speed=speed, fleet=FleetSetup(engines=16, tp=8, concurrency=n), push_s=1.0, running=n
         ).gpu_s_by_part["prefill: after the push"]
         for n in (32, 64)
     ]  # fmt: skip

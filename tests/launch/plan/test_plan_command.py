@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks.calibrate import POINTS
 from conf.schema import ConfigError
 from launch.plan.__main__ import run
-from launch.plan.report import SECTIONS
+from launch.plan.plan_report import SECTIONS
 from launch.plan.table import table
 
 PROJECT = Path(__file__).parents[3]

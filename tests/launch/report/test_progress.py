@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.placement.placement import ProcessSpec
-from launch.report.metrics import MetricsFile, read_metrics
+from launch.report.metrics_file import MetricsFile, read_metrics
 from launch.report.progress import Progress, row
 from launch.report.screen import Screen
 from launch.report.summary import outcome, summary

@@ -13,7 +13,7 @@ from conf.schema import DataConfig, ModelConfig, RunConfig, TrainerConfig
 from launch.report.charts import Axis, grouped_bars
 from launch.report.drawing import Box, Dot, Drawing, Text
 from launch.report.sweep import COLUMNS, cells, drawings, head, main, page
-from launch.report.sweep_jobs import Job, State, read_jobs, recorded
+from launch.report.sweep_jobs import State, SweepJob, read_jobs, recorded
 from launch.report.sweep_rows import NoSweep, choose_x, lines_of, read_sweep, row, varied_keys
 
 KEY = "rollout.max_staleness"
@@ -35,7 +35,9 @@ def steps(count: int, reward: float, lag: float) -> list[dict[str, float]]:
 def write_sweep(folder: Path) -> Path:
     """Three finished jobs over max_staleness, and one that failed before it had a folder."""
     for n, staleness in enumerate(("0", "1", "4")):
-        job = Job(name=f"{n:02d}-max_staleness={staleness}", said={"experiment": "debug", KEY: staleness, "trainer.steps": "8"})
+        job = SweepJob(
+            name=f"{n:02d}-max_staleness={staleness}", said={"experiment": "debug", KEY: staleness, "trainer.steps": "8"}
+        )
         run = folder / job.name
         run.mkdir(parents=True)
         lines = steps(8, 0.5 + 0.1 * n, float(staleness))
@@ -44,14 +46,14 @@ def write_sweep(folder: Path) -> Path:
         write_run(RunConfig(model=model, data=data, trainer=TrainerConfig(steps=8, tokens_per_microbatch=20_480)), run)
         with recorded(job, folder) as record:
             record.end(0.5)
-    failed = Job(name="03-max_staleness=x", said={"experiment": "debug", KEY: "x", "trainer.steps": "8"})
+    failed = SweepJob(name="03-max_staleness=x", said={"experiment": "debug", KEY: "x", "trainer.steps": "8"})
     with recorded(failed, folder) as record:
         record.fail("rollout.max_staleness: Value 'x' is no integer", 2)
     return folder
 
 
 def test_record_is_there_from_the_start_and_tells_the_end(tmp_path: Path) -> None:
-    job = Job(name="00-a", said={"a": "1"})
+    job = SweepJob(name="00-a", said={"a": "1"})
     with recorded(job, tmp_path) as record:
         assert read_jobs(tmp_path) == [job]
         record.end(0.75)
@@ -61,21 +63,21 @@ def test_record_is_there_from_the_start_and_tells_the_end(tmp_path: Path) -> Non
 
 
 def test_outcome_that_is_no_number_is_none(tmp_path: Path) -> None:
-    with recorded(Job(name="00", said={}), tmp_path) as record:
+    with recorded(SweepJob(name="00", said={}), tmp_path) as record:
         record.end(nan)
     assert read_jobs(tmp_path)[0].outcome is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
 def test_job_that_leaves_by_an_error_has_failed(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), recorded(Job(name="00", said={}), tmp_path):
+    with pytest.raises(type(error)), recorded(SweepJob(name="00", said={}), tmp_path):
         raise error
     (failed,) = read_jobs(tmp_path)
     assert failed.state is State.FAILED and type(error).__name__ in failed.failure
 
 
 def test_row_leaves_the_first_step_out_of_its_means() -> None:
-    found = row(Job(name="a", said={}), steps(8, 0.5, 2.0), 8)
+    found = row(SweepJob(name="a", said={}), steps(8, 0.5, 2.0), 8)
     assert found.trained_per_s == 250.0 and found.step_s == 4.0
     assert (found.lag_mean, found.lag_max, found.reward) == (1.0, 2.0, 0.5)
     assert (found.pass_before, found.pass_after) == (0.25, 0.6)
@@ -83,14 +85,14 @@ def test_row_leaves_the_first_step_out_of_its_means() -> None:
 
 
 def test_job_without_a_step_has_no_figures() -> None:
-    found = row(Job(name="a", said={}), [], 0)
+    found = row(SweepJob(name="a", said={}), [], 0)
     assert all(isnan(of(found)) for _, _, of in COLUMNS)
 
 
 def test_value_that_is_no_number_does_not_spoil_a_mean() -> None:
     lines = steps(8, 0.5, 2.0)
     lines[4]["reward/mean"] = lines[5]["idle/trainer_fraction"] = nan
-    found = row(Job(name="a", said={}), lines, 8)
+    found = row(SweepJob(name="a", said={}), lines, 8)
     assert (found.reward, found.idle_trainer) == (0.5, 0.5)
 
 
@@ -104,7 +106,7 @@ def test_sweep_without_one_good_reward_is_reported(tmp_path: Path, reward: float
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
 def test_value_without_a_place_on_an_axis_is_a_word(tmp_path: Path, value: str) -> None:
     for number, said in enumerate(("1.0", value)):
-        job = Job(name=f"{number:02d}", said={"trainer.clip_grad": said}, state=State.DONE)
+        job = SweepJob(name=f"{number:02d}", said={"trainer.clip_grad": said}, state=State.DONE)
         job.write(tmp_path)
         (tmp_path / job.name).mkdir()
         (tmp_path / job.name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps(3, 0.5, 1.0)))
@@ -132,11 +134,11 @@ def test_what_all_jobs_share_is_not_varied(tmp_path: Path) -> None:
         choose_x(rows, "trainer.lr")
 
 
-def grid(*keys: tuple[str, tuple[str, ...]]) -> list[Job]:
+def grid(*keys: tuple[str, tuple[str, ...]]) -> list[SweepJob]:
     jobs = [dict[str, str]()]
     for key, values in keys:
         jobs = [{**said, key: value} for said in jobs for value in values]
-    return [Job(name=f"{n:02d}", said=said, state=State.DONE) for n, said in enumerate(jobs)]
+    return [SweepJob(name=f"{n:02d}", said=said, state=State.DONE) for n, said in enumerate(jobs)]
 
 
 def test_seeds_are_repetitions_and_other_keys_are_lines_of_their_own() -> None:
@@ -152,7 +154,7 @@ def words(drawn: Drawing) -> list[str]:
 
 def test_categories_are_bars_side_by_side_and_numbers_are_lines() -> None:
     def panels(key: str, values: Sequence[str]) -> list[Drawing]:
-        rows = [row(Job(name=v, said={key: v}, state=State.DONE), steps(4, 0.5, 1.0), 4) for v in values]
+        rows = [row(SweepJob(name=v, said={key: v}, state=State.DONE), steps(4, 0.5, 1.0), 4) for v in values]
         return [drawn for drawn in drawings(rows, choose_x(rows)) if not words(drawn)[0].startswith("Reward by")]
 
     for drawn in panels("algo.advantage", ("grpo", "rloo")):
@@ -192,14 +194,14 @@ def test_table_has_a_cell_for_each_title(tmp_path: Path) -> None:
 
 def test_killed_job_is_a_row_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = write_sweep(tmp_path)
-    Job(name="04-max_staleness=9", said={KEY: "9"}).write(sweep)
+    SweepJob(name="04-max_staleness=9", said={KEY: "9"}).write(sweep)
     assert main([str(sweep)]) == 0
     assert "04-max_staleness=9: left no result" in capsys.readouterr().out
 
 
 def test_value_in_brackets_stands_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = write_sweep(tmp_path)
-    with recorded(Job(name="04-brackets", said={KEY: "[a,/b]"}), sweep) as record:
+    with recorded(SweepJob(name="04-brackets", said={KEY: "[a,/b]"}), sweep) as record:
         record.fail("broken", 2)
     assert main([str(sweep)]) == 0
     assert "[a,/b]" in capsys.readouterr().out
@@ -211,5 +213,5 @@ def test_folder_without_a_sweep_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_names_are_escaped_in_the_page() -> None:
-    rows = [row(Job(name="a", said={"k": "<b>"}), [], 0), row(Job(name="b", said={"k": "c"}), [], 0)]
+    rows = [row(SweepJob(name="a", said={"k": "<b>"}), [], 0), row(SweepJob(name="b", said={"k": "c"}), [], 0)]
     assert "<b>" not in page("a <sweep>", rows, [])

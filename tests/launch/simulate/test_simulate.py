@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from conf.schema import ConfigError
 from launch.report.drawing import Dot
-from launch.simulate.engine import Engine, Flight
 from launch.simulate.events import Events
 from launch.simulate.plot import drawings
-from launch.simulate.report import report_of, text
-from launch.simulate.scenario import Failures, Fleet, PushMode, Scenario
+from launch.simulate.scenario import EngineGroup, Failures, PushMode, Scenario
 from launch.simulate.segments import segment
+from launch.simulate.simulated_engine import Flight, SimulatedEngine
+from launch.simulate.simulated_trainer import SimulationError
 from launch.simulate.simulation import Result, simulate
+from launch.simulate.simulation_report import report_of, text
 from launch.simulate.speeds import EngineSpeeds, TrainerSpeeds
-from launch.simulate.trainer import SimulationError
 from launch.simulate.workload import Workload
 from rollout.ledger.ledger import Finish, Position, Rules, Segment
 
@@ -49,7 +49,7 @@ def scenario(*, steps: int = 6, staleness: int = 2, window: int = 0, segment_tok
             max_completion_tokens=256,
             total_steps=steps,
         ),
-        fleets=(Fleet(engines=3, gpus_per_engine=4, concurrency=6, speeds=engine_speeds(6)),),
+        engine_groups=(EngineGroup(engines=3, gpus_per_engine=4, concurrency=6, speeds=engine_speeds(6)),),
         trainer=TrainerSpeeds(
             old_logprob_s_per_token=2e-4,
             ref_logprob_s_per_token=2e-4,
@@ -105,7 +105,7 @@ def stepped_s(speeds: EngineSpeeds, lengths: list[int], prompt: int) -> list[flo
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=8))
 def test_an_engine_in_closed_form_ends_sequences_when_a_step_by_step_one_does(lengths: list[int]) -> None:
-    engine = Engine("e", engine_speeds(8), concurrency=8, node=0)
+    engine = SimulatedEngine("e", engine_speeds(8), concurrency=8, node=0)
     flights = [flight(n, group=i) for i, n in enumerate(lengths)]
     for one in flights:
         engine.join([one])
@@ -120,7 +120,7 @@ def test_an_engine_in_closed_form_ends_sequences_when_a_step_by_step_one_does(le
 
 def test_a_push_keeps_the_tokens_with_their_versions_and_costs_their_prefill() -> None:
     speeds = engine_speeds(8, decode_s_per_context_token=0.0, prefill_s_per_token=0.001)
-    engine = Engine("e", speeds, concurrency=8, node=0)
+    engine = SimulatedEngine("e", speeds, concurrency=8, node=0)
     one = flight(100)
     engine.join([one])  # prefill: 0.1 s, then 0.011 s a token
     engine.advance(0.1 + 40.5 * 0.011)
@@ -133,7 +133,7 @@ def test_a_push_keeps_the_tokens_with_their_versions_and_costs_their_prefill() -
 
 
 def test_a_full_cache_retracts_the_youngest_and_all_end_with_their_tokens() -> None:
-    engine = Engine("e", engine_speeds(8, kv_tokens=2000), concurrency=8, node=0)
+    engine = SimulatedEngine("e", engine_speeds(8, kv_tokens=2000), concurrency=8, node=0)
     flights = [flight(500, group=i) for i in range(6)]
     for one in flights:
         engine.join([one])
@@ -149,7 +149,7 @@ def test_a_full_cache_retracts_the_youngest_and_all_end_with_their_tokens() -> N
 
 def test_a_shared_prompt_is_prefilled_once_until_a_push() -> None:
     speeds = engine_speeds(8, prefill_s_per_token=0.01)
-    engine = Engine("e", speeds, concurrency=8, node=0)
+    engine = SimulatedEngine("e", speeds, concurrency=8, node=0)
     engine.join([flight(10, group=1)])
     engine.join([flight(10, group=1)])
     assert engine.resume_s == pytest.approx(1.0)
@@ -264,7 +264,9 @@ def test_when_training_is_slow_the_step_is_what_training_takes() -> None:
 
 def test_when_generation_is_slow_more_staleness_does_not_make_it_faster_than_the_engines() -> None:
     base = scenario(steps=12)
-    slow = replace(base, fleets=tuple(replace(f, speeds=engine_speeds(6, prefill_s_per_token=0.0)) for f in base.fleets))
+    slow = replace(
+        base, engine_groups=tuple(replace(f, speeds=engine_speeds(6, prefill_s_per_token=0.0)) for f in base.engine_groups)
+    )
     result = simulate(slow)
     busy_s = sum(e.decode_s for e in result.engines)
     fastest_s = work_of(result) / 6 * (0.016 + 0.0)  # full engines, no context
@@ -344,9 +346,9 @@ def test_what_takes_days_by_itself_is_waited_for(slow: dict[str, dict[str, Any]]
 
 def test_long_tail_engines_take_what_was_cut() -> None:
     base = scenario(steps=8, segment_tokens=32)
-    plain = base.fleets[0]
-    tail = Fleet(engines=1, gpus_per_engine=4, concurrency=2, speeds=engine_speeds(2), tail=True)
-    result = simulate(replace(base, fleets=(replace(plain, engines=2), tail)))
+    plain = base.engine_groups[0]
+    tail = EngineGroup(engines=1, gpus_per_engine=4, concurrency=2, speeds=engine_speeds(2), tail=True)
+    result = simulate(replace(base, engine_groups=(replace(plain, engines=2), tail)))
     assert result.engines[-1].tokens > 0
     assert result.trained_tokens == work_of(result)
 

@@ -9,17 +9,17 @@ import pytest
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError
-from launch.report.metrics import read_metrics
+from launch.report.metrics_file import read_metrics
 from launch.simulate import fit
 from launch.simulate.__main__ import _config as composed
 from launch.simulate.__main__ import main
-from launch.simulate.compare import Variant, compare, failures_cost_s, line, systems, variants
+from launch.simulate.compare_systems import Variant, compare, failures_cost_s, line, systems, variants
 from launch.simulate.measured_run import NEEDED, read_measured_run
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.prediction import Compared, Comparison, predict_second_half, table
-from launch.simulate.report import report_of
 from launch.simulate.scenario import Scenario
 from launch.simulate.simulation import simulate
+from launch.simulate.simulation_report import report_of
 from launch.simulate.timeline import trace_events
 from tests.launch.simulated_run import SMALL, as_metrics, small_job
 
@@ -35,7 +35,7 @@ def kestrel(*overrides: str, **options: object) -> Scenario:
 
 def test_stated_speeds_are_the_sheet_s_arithmetic() -> None:
     scenario = kestrel(assumptions="stated")
-    engine = scenario.fleets[0].speeds
+    engine = scenario.engine_groups[0].speeds
     bandwidth = 4 * 3.35e12 * 0.75
     assert engine.decode_s[1] == pytest.approx(64e9 / bandwidth)  # 6.4 ms to read the weights
     assert engine.decode_s_per_context_token == pytest.approx(262_144 / bandwidth)
@@ -253,7 +253,7 @@ def test_passes_differ_from_step_to_step_as_they_were_measured_to() -> None:
 def test_what_is_calibrated_is_found_again_in_a_simulated_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose truth is known: a simulated one, written as metrics."""
     truth = fit.fitted(read_run(DEBUG_RUN), read_metrics(DEBUG_RUN)[3:25])
-    slower = replace(truth, fleets=tuple(replace(f, speeds=fit._slower(f.speeds, 2.0)) for f in truth.fleets))
+    slower = replace(truth, engine_groups=tuple(replace(f, speeds=fit._slower(f.speeds, 2.0)) for f in truth.engine_groups))
     (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in simulate(slower).steps:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launch.placement.node_facts import port_is_free
-from launch.report.metrics import METRICS_FILE, MetricsFile
+from launch.report.metrics_file import METRICS_FILE, MetricsFile
 from launch.slurm.step import nodes_command
 from tests.launch.slurm.slurm_cluster import SlurmCluster, until
 from tests.launch.slurm.slurm_stand_ins import HOLD, PROJECT, environment, write_stand_ins

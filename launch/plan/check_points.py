@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.plan.calibration import relative_errors, stored, summary_of
-from launch.plan.lines import several
+from launch.plan.cost_lines import several
 from launch.plan.points import predict, read_points
 from launch.plan.table import table
 

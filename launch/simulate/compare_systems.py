@@ -14,9 +14,9 @@ from typing import Any
 
 from conf.schema import ConfigError, RunConfig
 from launch.simulate.options import Options, scenario_of
-from launch.simulate.report import HOUR_S, Report, report_of
 from launch.simulate.scenario import Failures, PushMode, Scenario
 from launch.simulate.simulation import Result, simulate
+from launch.simulate.simulation_report import HOUR_S, Report, report_of
 
 STEPS = 48
 SWITCH_S = (
@@ -34,7 +34,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class VariantResult:
     variant: Variant
     report: Report | None
     hours: float = 0.0  # of the whole run
@@ -102,27 +102,29 @@ def variants(config: RunConfig) -> list[Variant]:
     return [variant for variant in made if _differs(variant, config) and _has_lead(variant, config)]
 
 
-def compare(config: RunConfig, options: Options, chosen: list[Variant], *, in_full: bool) -> Iterator[Row]:
+def compare(config: RunConfig, options: Options, chosen: list[Variant], *, in_full: bool) -> Iterator[VariantResult]:
     """Rows as they are ready. In full: also with failures, and with completions of one length."""
     for variant in chosen:
         try:
             yield _row(config, options, variant, in_full=in_full)
         except ConfigError as error:
-            yield Row(variant=variant, report=None, why_not=str(error))
+            yield VariantResult(variant=variant, report=None, why_not=str(error))
 
 
-def _row(config: RunConfig, options: Options, variant: Variant, *, in_full: bool) -> Row:
+def _row(config: RunConfig, options: Options, variant: Variant, *, in_full: bool) -> VariantResult:
     scenario = _scenario(config, options, variant)
     result = simulate(scenario)
     report = report_of(result)
     hours = report.hours_for(config.trainer.steps)
     if not in_full:
-        return Row(variant=variant, report=report, hours=hours)
+        return VariantResult(variant=variant, report=report, hours=hours)
     even = deepcopy(config)
     even.plan.length_sigma = ONE_LENGTH_SIGMA
     one_length = report_of(simulate(_scenario(even, options, variant))).hours_for(config.trainer.steps)
     with_failures = hours + failures_cost_s(scenario, result, hours * HOUR_S, config) / HOUR_S
-    return Row(variant=variant, report=report, hours=hours, hours_with_failures=with_failures, hours_one_length=one_length)
+    return VariantResult(
+        variant=variant, report=report, hours=hours, hours_with_failures=with_failures, hours_one_length=one_length
+    )
 
 
 def failures_cost_s(scenario: Scenario, baseline: Result, run_s: float, config: RunConfig) -> float:
@@ -180,7 +182,7 @@ def _has_lead(variant: Variant, config: RunConfig) -> bool:
 COLUMNS = "      h  + failures   one length   step s    p90   wait  engines idle  running  mean lag  longest s"
 
 
-def line(row: Row) -> str:
+def line(row: VariantResult) -> str:
     report = row.report
     if report is None:
         return f"{row.variant.name:<36}  cannot run: {row.why_not}"
@@ -195,7 +197,7 @@ def line(row: Row) -> str:
     return f"{row.variant.name:<36}{cells}"
 
 
-def to_json(row: Row) -> dict[str, Any]:
+def to_json(row: VariantResult) -> dict[str, Any]:
     return {
         "name": row.variant.name,
         "settings": {**row.variant.settings, **{f"simulate.{key}": value for key, value in row.variant.options.items()}},
@@ -210,8 +212,8 @@ def to_json(row: Row) -> dict[str, Any]:
 SYSTEMS, VARIANTS, BOTH = "systems", "variants", "true"
 
 
-def compare_and_show(config: RunConfig, options: Options, what: str, show: Callable[[str], None]) -> list[Row]:
-    rows: list[Row] = []
+def compare_and_show(config: RunConfig, options: Options, what: str, show: Callable[[str], None]) -> list[VariantResult]:
+    rows: list[VariantResult] = []
     if what in (SYSTEMS, BOTH):
         rows += _shown(config, options, "systems", systems(config), show, in_full=True)
     if what in (VARIANTS, BOTH):
@@ -221,8 +223,8 @@ def compare_and_show(config: RunConfig, options: Options, what: str, show: Calla
 
 def _shown(
     config: RunConfig, options: Options, title: str, chosen: list[Variant], show: Callable[[str], None], *, in_full: bool
-) -> list[Row]:
-    rows: list[Row] = []
+) -> list[VariantResult]:
+    rows: list[VariantResult] = []
     show(f"{title:<36}{COLUMNS}")
     for row in compare(config, options, chosen, in_full=in_full):
         rows.append(row)

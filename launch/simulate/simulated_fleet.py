@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from math import inf
 
-from launch.simulate.engine import CUT, Engine, Flight
 from launch.simulate.events import Events
 from launch.simulate.scenario import Scenario
 from launch.simulate.segments import prompt, segment
+from launch.simulate.simulated_engine import CUT, Flight, SimulatedEngine
 from launch.simulate.workload import Stream
 from rollout.ledger.ledger import RECORDED, Finish, Lease, Ledger, Position, Verdict
 
@@ -79,7 +79,7 @@ class SimulatedFleet:
         self._long_tokens = int(LONG_SHARE * scenario.rules.max_completion_tokens)
         self._cap_tokens = scenario.rules.max_completion_tokens
         self._began_s: dict[tuple[int, int], float] = {}  # of long completions
-        self._hungry: dict[Engine, None] = {}
+        self._hungry: dict[SimulatedEngine, None] = {}
         self._tail = [engine for engine in self.engines if engine.tail]
 
     # Work.
@@ -107,7 +107,7 @@ class SimulatedFleet:
         self._dry = False
         self.serve()
 
-    def _lease(self, engine: Engine, count: int) -> list[Lease]:
+    def _lease(self, engine: SimulatedEngine, count: int) -> list[Lease]:
         ledger = self._ledger
         leases = ledger.lease_segments(engine.id, count)
         while len(leases) < count and ledger.may_admit():
@@ -128,7 +128,7 @@ class SimulatedFleet:
             return Flight(position, prompt_tokens, most_tokens, CUT)
         return Flight(position, prompt_tokens, length - offset, LENGTH if length >= self._cap_tokens else STOP)
 
-    def _due(self, number: int, engine: Engine) -> None:
+    def _due(self, number: int, engine: SimulatedEngine) -> None:
         if number != engine.event:
             return
         engine.advance(self._events.now_s)
@@ -142,11 +142,11 @@ class SimulatedFleet:
         if number == engine.event:
             self._schedule(engine)
 
-    def _schedule(self, engine: Engine) -> None:
+    def _schedule(self, engine: SimulatedEngine) -> None:
         due_s = engine.due_s()
         engine.event = self._events.at(due_s, self._due, engine) if due_s < inf else -1
 
-    def _report(self, engine: Engine, flight: Flight, finish: Finish) -> None:
+    def _report(self, engine: SimulatedEngine, flight: Flight, finish: Finish) -> None:
         ledger, position = self._ledger, flight.position
         outcome, changes = ledger.report(position, segment(flight.runs, finish, engine.id), engine.id)
         ledger.apply(*changes)
@@ -247,13 +247,13 @@ class SimulatedFleet:
         self._hungry.clear()
 
 
-def _engines(scenario: Scenario) -> list[Engine]:
+def _engines(scenario: Scenario) -> list[SimulatedEngine]:
     """Engines fill one node after another."""
-    engines: list[Engine] = []
+    engines: list[SimulatedEngine] = []
     gpus = 0
-    for fleet in scenario.fleets:
+    for fleet in scenario.engine_groups:
         for _ in range(fleet.engines):
             name, node = f"engine-{len(engines)}", gpus // scenario.failures.gpus_per_node
-            engines.append(Engine(name, fleet.speeds, concurrency=fleet.concurrency, node=node, tail=fleet.tail))
+            engines.append(SimulatedEngine(name, fleet.speeds, concurrency=fleet.concurrency, node=node, tail=fleet.tail))
             gpus += fleet.gpus_per_engine
     return engines

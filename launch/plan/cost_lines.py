@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class CostLine:
     name: str
     gpu_s: float  # seconds of one GPU, summed over all that work on it
     why: str
 
 
-def total(lines: Iterable[Line]) -> float:
+def total(lines: Iterable[CostLine]) -> float:
     return sum(line.gpu_s for line in lines)
 
 

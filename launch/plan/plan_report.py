@@ -7,9 +7,9 @@ from dataclasses import asdict
 from conf.schema import ConfigError
 from launch.plan.answer import answer
 from launch.plan.calibration import DATA, stored, stored_errors
+from launch.plan.cost_lines import CostLine, count, gb, several, total
 from launch.plan.generation import engine_tps, sequences_that_fit
 from launch.plan.inputs import DAY_S
-from launch.plan.lines import Line, count, gb, several, total
 from launch.plan.model_costs import WEIGHT_BYTES, kv_bytes_per_token, weight_bytes
 from launch.plan.reliability import ONE_BUCKET, gathered_bytes, host_bytes
 from launch.plan.search import Plan, Search
@@ -102,7 +102,7 @@ def estimate(study: Study) -> str:
     )
 
 
-def _lines(study: Study, lines: Callable[[Plan], Sequence[Line]], gpus: Callable[[Plan], int]) -> str:
+def _lines(study: Study, lines: Callable[[Plan], Sequence[CostLine]], gpus: Callable[[Plan], int]) -> str:
     parts = []
     for name, plan in study.best.items():
         all_lines = lines(plan)
@@ -217,7 +217,7 @@ def _other_engines(study: Study, search: Search, tp: int) -> tuple[str, str, str
     return name, "-", "-", f"{fits}; the longest completion is {study.workload.longest_tokens:.0f}"
 
 
-def _what_grew(best: Sequence[Line], other: Sequence[Line]) -> str:
+def _what_grew(best: Sequence[CostLine], other: Sequence[CostLine]) -> str:
     before = {line.name: line.gpu_s for line in best}
     grown = sorted(((line.gpu_s - before.get(line.name, 0.0), line) for line in other), key=lambda pair: -pair[0])
     return ", ".join(f"{line.name} +{more:,.0f} GPU-s" for more, line in grown[:2] if more > 1) or "as fast"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from launch.simulate.events import Events
-from launch.simulate.fleet import SimulatedFleet
 from launch.simulate.scenario import PushMode, Scenario
 from launch.simulate.segments import SimulatedSegment
+from launch.simulate.simulated_fleet import SimulatedFleet
 from rollout.ledger.ledger import Ledger
 
 
@@ -25,7 +25,7 @@ class Doing(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class Step:
+class SimulatedStep:
     """One RL step, as the metrics of a real run tell it."""
 
     step: int  # the version that it led to
@@ -50,13 +50,13 @@ class Step:
         return self.end_s - self.begin_s
 
 
-class Trainer:
+class SimulatedTrainer:
     def __init__(self, events: Events, ledger: Ledger, fleet: SimulatedFleet, scenario: Scenario) -> None:
         self._events, self._ledger, self._fleet, self._scenario = events, ledger, fleet, scenario
         self._speeds = scenario.trainer
         self.version = 0
         self.durable_version = 0
-        self.steps: list[Step] = []
+        self.steps: list[SimulatedStep] = []
         self.failures = 0
         self.redone_steps = 0
         self.down_s = 0.0
@@ -64,7 +64,7 @@ class Trainer:
         self._since_s = 0.0
         self._awaited = -1  # the oldest group that was not ready; -1: none, as more must be admitted first
         self._life = 0  # events of an earlier life mean nothing
-        self._step = Step(step=1, begin_s=0.0)
+        self._step = SimulatedStep(step=1, begin_s=0.0)
         self._before = (0.0, 0.0)  # idle seconds and tokens of all engines when the step began
 
     def begin(self) -> None:
@@ -95,7 +95,7 @@ class Trainer:
         self._turn_to(Doing.TRAINING)
         self._later(step.old_logprob_s + step.ref_logprob_s + step.train_s, self._trained)
 
-    def _look_at(self, step: Step) -> int:
+    def _look_at(self, step: SimulatedStep) -> int:
         """Notes what the batch is like, and that the ledger kept its word; its tokens with the prompts'."""
         ledger, bound = self._ledger, self._scenario.rules.max_staleness
         tokens = 0
@@ -158,7 +158,7 @@ class Trainer:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._step = Step(step=self.version + 1, begin_s=self._events.now_s)
+        self._step = SimulatedStep(step=self.version + 1, begin_s=self._events.now_s)
         self._turn_to(Doing.WAITING)
         self._try_take()
 
@@ -195,7 +195,7 @@ class Trainer:
         self._fleet.hand_in()
         ledger.apply(*ledger.rewind(self.version))
         self._before = self._fleet.totals()  # while the trainer was down is no part of a step
-        self._step = Step(step=self.version + 1, begin_s=self._events.now_s)
+        self._step = SimulatedStep(step=self.version + 1, begin_s=self._events.now_s)
         self.begin()
 
     def _told_again(self) -> None:

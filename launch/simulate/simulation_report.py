@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from launch.simulate.fleet import LONG_SHARE
+from launch.simulate.simulated_fleet import LONG_SHARE
+from launch.simulate.simulated_trainer import SimulatedStep
 from launch.simulate.simulation import Result
-from launch.simulate.trainer import Step
 
 HOUR_S = 3600.0
 FEW_STEPS = 8  # with fewer, nothing is steady
@@ -82,7 +82,7 @@ def report_of(result: Result) -> Report:
     )
 
 
-def steady(steps: Sequence[Step], lead: int) -> Sequence[Step]:
+def steady(steps: Sequence[SimulatedStep], lead: int) -> Sequence[SimulatedStep]:
     """Without the start, when the queue fills, and the end, when nothing more is generated."""
     if len(steps) < FEW_STEPS:
         return steps

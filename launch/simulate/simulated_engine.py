@@ -34,7 +34,7 @@ class Flight:
         self.start_step = 0.0  # the engine's step at which it had none
 
 
-class Engine:
+class SimulatedEngine:
     def __init__(self, name: str, speeds: EngineSpeeds, *, concurrency: int, node: int, tail: bool = False) -> None:
         self.name = name
         self.concurrency = concurrency
