@@ -1,24 +1,28 @@
 """The candidate's side of an `asserts` job: loads the code, then does with its objects what the tests ask for.
 
-Runs in the candidate's own jail and is trusted by nobody. Over the link to the tests' jail it first says what the code
-defines; then, one request at a time:
+It runs in the candidate's own jail, and nobody trusts it. Over the link to the tests' jail it first sends every name that the
+code defines. Then it answers one request at a time:
 
     from the tests   {"do": operation, "args": [...], "kwargs": {...}}
     to them          {"ok": value, "back": [...]}     `back`: the mutable arguments as the call left them
                      {"raise": {...}}  {"exhausted": true}
-    to them          {"callback": number, "do": operation, "args": [...], "kwargs": {...}}   with an object of theirs (`lent`)
-    from them        {"answer": value}  {"exhausted": true}  {"failed": number, "kind": name}
+    to them          {"callback": number, "do": operation, "args": [...], "kwargs": {...}}   on an object of theirs
+    from them        {"answer": value}  {"exhausted": true}  {"failed": number, "kind": name, "text": message}
 
-Running out of memory or stack is no exception that a test could expect: the process ends, and the judge sees it end.
+If it runs out of memory or stack, that is no exception that a test could expect: the process ends, and the judge sees it end.
 """
 
 import operator
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from reward.jail import harness, shared_objects, transfer
+
+if TYPE_CHECKING:
+    import asyncio
 
 CROSSING_EXCEPTIONS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, Exception, FileNotFoundError, ImportError, IndexError, KeyError,
@@ -31,21 +35,21 @@ PLAIN_BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 def run(program: dict[str, Any]) -> None:
     module = harness.new_module("solution")
-    server = Server(module)
+    objects = CandidateObjects(module)
     names: dict[str, Any] = {}
 
     def load() -> None:
         harness.execute(program, module)
-        names.update(server.names())
+        names.update(objects.names())
         if (wanted := program["entry_point"]) and wanted not in module.__dict__:
             with suppress(NameError):  # the tests may do without it
-                names[wanted] = server.pack(harness.entry_point(module, wanted))
+                names[wanted] = objects.pack(harness.entry_point(module, wanted))
 
     error = harness.guard(load)
     harness.write_frame({"error": error} if error else {"ok": None})
     if not error:
         write(names)
-        server.serve()
+        objects.serve()
 
 
 def write(message: dict[str, Any]) -> None:
@@ -56,8 +60,8 @@ def read() -> Any:
     return harness.read_frame(harness.LINK_FD)
 
 
-class Server:
-    """The candidate's objects by number."""
+class CandidateObjects:
+    """The candidate's objects by number, and what the tests may do with them."""
 
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
@@ -80,7 +84,10 @@ class Server:
         try:
             args = [self.unpack(item) for item in request["args"]]
             kwargs = {name: self.unpack(item) for name, item in request.get("kwargs", {}).items()}
-            result = OPERATIONS[request["do"]](*args, **kwargs)
+            if request["do"] == "await":
+                result = self.event_loop.run_until_complete(*args)
+            else:
+                result = OPERATIONS[request["do"]](*args, **kwargs)
             back = [self.pack(item) if type(item) in (list, dict, set, bytearray) else None for item in args]
             reply = {"ok": self.pack(result), "back": back}
         except harness.ChannelClosed:
@@ -91,6 +98,8 @@ class Server:
             reply = (
                 {"exhausted": True} if request["do"] == "next" else self.failure(RuntimeError(f"StopIteration: {error.value!r}"))
             )
+        except StopAsyncIteration:
+            reply = {"exhausted": True}
         except BaseException as error:  # noqa: BLE001 - whatever the candidate raises is an answer
             reply = self.failure(error)
         write(reply)
@@ -110,6 +119,13 @@ class Server:
             args = self.pack((harness.describe(error),))
         return {"raise": {"classes": classes, "args": args, "object": self.number(error)}}
 
+    @cached_property
+    def event_loop(self) -> "asyncio.AbstractEventLoop":
+        """The loop for every coroutine that the tests await: one, so that locks and tasks survive from one to the next."""
+        import asyncio  # here, because most tests await nothing
+
+        return asyncio.new_event_loop()
+
     def number(self, value: object) -> int:
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
@@ -120,15 +136,18 @@ class Server:
         return transfer.pack(value, self.wrap)
 
     def wrap(self, value: object) -> dict[str, Any]:
-        if isinstance(value, shared_objects.Lent):
+        if isinstance(value, shared_objects.Shared | shared_objects.Failed):
             return {"__fn__": value.kestrel_number}
-        body: dict[str, Any] = {"n": self.number(value), "class": self.number(type(value))}
+        classes = [self.number(cls) for cls in type(value).__mro__ if cls is not object]
+        body: dict[str, Any] = {"n": self.number(value), "classes": classes}
         if isinstance(value, type):
             body["name"] = value.__name__
             body["bases"] = [self.wrap(base)["__ref__"] for base in value.__mro__[1:] if self.is_own_exception(base)]
             body["exception"] = next((c.__name__ for c in value.__mro__ if c in CROSSING_EXCEPTIONS), "")
         elif isinstance(value, PLAIN_BASES):
-            body["plain"] = True
+            body.update(name=type(value).__name__, data=self.pack(_plain_data(value)))
+        elif isinstance(value, types.CoroutineType):
+            body["coroutine"] = True
         return {"__ref__": body}
 
     def is_own_exception(self, cls: type) -> bool:
@@ -138,7 +157,10 @@ class Server:
         return transfer.unpack(data, self.resolve)
 
     def resolve(self, tag: str, body: Any) -> object:
-        return self.objects[body] if tag == "__ref__" else shared_objects.KINDS[body[1]](self, body[0])
+        if tag == "__ref__":
+            return self.objects[body]
+        number, kind, *rest = body
+        return shared_objects.failure(number, *rest) if kind == "exception" else shared_objects.KINDS[kind](self, number)
 
     def ask(self, number: int, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """What an operation with an object of the tests' gives there."""
@@ -151,11 +173,12 @@ class Server:
             if "exhausted" in message:
                 raise StopIteration
             if "failed" in message:
-                raise shared_objects.failure(message["failed"], message["kind"])
+                raise shared_objects.failure(message["failed"], message["kind"], message["text"])
             self.answer(message)
 
 
 def _plain_data(value: Any) -> object:
+    """The real contents of an instance of a subclass, whatever its methods say."""
     if isinstance(value, dict):
         return dict(dict.items(value))
     if isinstance(value, int):
@@ -176,8 +199,16 @@ def _enter(manager: Any) -> object:
     return type(manager).__enter__(manager)
 
 
-def _exit(manager: Any) -> object:
-    return type(manager).__exit__(manager, None, None, None)
+def _exit(manager: Any, error: BaseException | None) -> object:
+    return type(manager).__exit__(manager, None if error is None else type(error), error, None)
+
+
+async def _aenter(manager: Any) -> object:
+    return await type(manager).__aenter__(manager)
+
+
+async def _aexit(manager: Any) -> object:
+    return await type(manager).__aexit__(manager, None, None, None)
 
 
 OPERATIONS: dict[str, Callable[..., object]] = {
@@ -186,6 +217,7 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "repr": repr, "str": str, "format": format, "hash": hash, "bool": bool, "len": len, "iter": iter, "next": next,
     "reversed": reversed, "isinstance": isinstance, "issubclass": issubclass, "round": round, "divmod": divmod, "int": int,
     "float": float, "complex": complex, "index": operator.index, "enter": _enter, "exit": _exit, "pow": pow,
+    "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains,
     **{name: getattr(operator, name) for name in (
         "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor", "neg", "pos",

@@ -1,31 +1,54 @@
-"""An object of the candidate's, as the tests hold it: every operation happens in the candidate's jail.
+"""The candidate's objects, as the tests hold them.
 
-What the candidate says about an object of its own is believed only as far as it cannot fake a pass: such an object equals no
-plain data. A subclass of a plain type (`plain`) stands for its data, which is fetched and compared here.
+An instance of a subclass of plain data becomes a `DataCopy`: its real contents, copied, so that only Python's own methods answer
+for it here. Every other object becomes a `Proxy`, and every operation on it happens in the candidate's jail. What a proxy answers
+is believed only as far as it cannot fake a pass:
+
+- it equals no plain data, unless the problem declares its class and the class holds such data;
+- it has no length, order, items or arithmetic with plain data, unless the problem declares its class (`is_declared`).
 """
 
-import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 
 class LinkLike(Protocol):
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any: ...
 
-    def is_named(self, cls: int) -> bool: ...
+    def is_declared(self, value: "Proxy") -> bool: ...
+
+    def leave_context(self, manager: "Proxy", error: BaseException | None) -> bool: ...
+
+
+class DataCopy:
+    """The first base of the class of every copy; the other base is the plain type."""
+
+    kestrel_original: "Proxy"
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute that plain data has not: a field of a named tuple, a method that the candidate adds."""
+        if name.startswith(("__", "kestrel")):
+            raise AttributeError(name)
+        return getattr(self.kestrel_original, name)
+
+    def __repr__(self) -> str:
+        return repr(self.kestrel_original)
+
+    def __str__(self) -> str:
+        return str.__str__(self) if isinstance(self, str) else str(self.kestrel_original)
 
 
 class Proxy:
     # Defines operators only; every other attribute is the candidate's, the docstring too.
     __doc__ = property(lambda self: self.__getattr__("__doc__"))
-    __slots__ = ("_kestrel_class", "_kestrel_link", "_kestrel_number", "_kestrel_plain")
+    __slots__ = ("_kestrel_classes", "_kestrel_holds_data", "_kestrel_link", "_kestrel_number")
     _kestrel_link: LinkLike
     _kestrel_number: int
-    _kestrel_class: int
-    _kestrel_plain: bool
+    _kestrel_classes: frozenset[int]  # numbers of its class and that class's bases
+    _kestrel_holds_data: bool  # its class is a subclass of plain data
 
-    def __init__(self, link: LinkLike, number: int, cls: int, *, plain: bool) -> None:
-        for name, value in (("link", link), ("number", number), ("class", cls), ("plain", plain)):
+    def __init__(self, link: LinkLike, number: int, classes: frozenset[int], *, holds_data: bool) -> None:
+        for name, value in (("link", link), ("number", number), ("classes", classes), ("holds_data", holds_data)):
             object.__setattr__(self, f"_kestrel_{name}", value)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +66,7 @@ class Proxy:
     def __eq__(self, other: object) -> bool:
         if is_proxy(other):
             return self._kestrel_link.ask("eq", self, other) is True
-        return self._kestrel_plain and _data(self) == other
+        return self._kestrel_holds_data and bool(self._kestrel_link.ask("plain", self) == other)
 
     def __ne__(self, other: object) -> bool:
         if is_proxy(other):
@@ -54,9 +77,9 @@ class Proxy:
         return hash(self._kestrel_link.ask("hash", self))
 
     def __contains__(self, item: object) -> bool:
-        if is_proxy(item) or _is_named(self):
+        if is_proxy(item) or self._kestrel_link.is_declared(self):
             return self._kestrel_link.ask("contains", self, item) is True
-        return any(one == item for one in (_data(self) if self._kestrel_plain else self))
+        return any(one == item for one in self)
 
     def __bool__(self) -> bool:
         return self._kestrel_link.ask("bool", self) is True
@@ -68,11 +91,29 @@ class Proxy:
     def __next__(self) -> Any:
         return self._kestrel_link.ask("next", self)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        return self._kestrel_link.ask("exit", self) is True and kind is None
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return self._kestrel_link.leave_context(self, error)
+
+    def __aiter__(self) -> Self:
+        return self._kestrel_link.ask("aiter", self)  # type: ignore[no-any-return]
+
+    async def __anext__(self) -> Any:
+        found = self._kestrel_link.ask("anext", self)
+        return self._kestrel_link.ask("await", found) if is_proxy(found) else await found
+
+    async def __aenter__(self) -> Any:
+        return await self._kestrel_link.ask("aenter", self)
+
+    async def __aexit__(self, *_: object) -> bool:
+        await self._kestrel_link.ask("aexit", self)
+        return False
+
+    def __await__(self) -> Iterator[Any]:
+        yield from ()
+        return self._kestrel_link.ask("await", self)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return self._kestrel_link.ask("isinstance", instance, self) is True
+        return is_candidates(instance) and self._kestrel_link.ask("isinstance", instance, self) is True
 
     def __subclasscheck__(self, cls: object) -> bool:
         return self._kestrel_link.ask("issubclass", cls, self) is True
@@ -91,27 +132,44 @@ def is_proxy(value: object) -> bool:
     return type(value) is Proxy
 
 
+def is_candidates(value: object) -> bool:
+    """Whether a value is, or is copied from, an object of the candidate."""
+    return is_proxy(value) or isinstance(value, DataCopy) or isinstance(value, BaseException)
+
+
 def number_of(value: Any) -> int:
     return int(object.__getattribute__(value, "_kestrel_number"))
 
 
-def _is_named(value: Proxy) -> bool:
-    return value._kestrel_link.is_named(value._kestrel_class)
+def copy_class(name: str, base: type) -> type[DataCopy]:
+    """The class of the copies of one class of the candidate that holds plain data."""
+    return type(name, (DataCopy, base), {})
 
 
-def _data(value: Proxy) -> Any:
-    return value._kestrel_link.ask("plain", value)
+def _with_plain_data(name: str, *, swapped: bool = False) -> Callable[[Proxy, object], Any]:
+    """An operator on two objects of the candidate, or on one whose class the problem declares."""
 
-
-def _binary(name: str, local: Callable[[Any, Any], Any], *, swapped: bool) -> Callable[[Proxy, object], Any]:
     def forward(self: Proxy, other: object) -> Any:
-        if is_proxy(other) or _is_named(self):
-            return self._kestrel_link.ask(name, other, self) if swapped else self._kestrel_link.ask(name, self, other)
-        if self._kestrel_plain:
-            return local(other, _data(self)) if swapped else local(_data(self), other)
-        raise TypeError(f"an object of the candidate's does not go with a {type(other).__name__}")
+        if not is_proxy(other):
+            _check_declared(self, name)
+        return self._kestrel_link.ask(name, other, self) if swapped else self._kestrel_link.ask(name, self, other)
 
     return forward
+
+
+def _alone(name: str) -> Callable[..., Any]:
+    """An operator that makes plain data of an object."""
+
+    def forward(self: Proxy, *args: object) -> Any:
+        _check_declared(self, name)
+        return self._kestrel_link.ask(name, self, *args)
+
+    return forward
+
+
+def _check_declared(value: Proxy, operation: str) -> None:
+    if not value._kestrel_link.is_declared(value):
+        raise TypeError(f"{operation} of an object whose class the tests do not use: the candidate must return plain data")
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -119,18 +177,14 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and", "or", "xor")
-_UNARY = (
-    "neg", "pos", "abs", "invert", "len", "int", "float", "complex", "index", "round", "reversed", "dir", "enter", "getitem",
-    "setitem", "delitem",
-)  # fmt: skip
 
 for _name in _BINARY:
     _operation = _name + "_" if _name in ("and", "or") else _name
-    _local = getattr(operator, _operation)
-    setattr(Proxy, f"__{_name}__", _binary(_operation, _local, swapped=False))
-    setattr(Proxy, f"__r{_name}__", _binary(_operation, _local, swapped=True))
+    setattr(Proxy, f"__{_name}__", _with_plain_data(_operation))
+    setattr(Proxy, f"__r{_name}__", _with_plain_data(_operation, swapped=True))
 for _name in ("lt", "le", "gt", "ge", "pow", "divmod"):
-    _local = getattr(operator, _name) if hasattr(operator, _name) else divmod
-    setattr(Proxy, f"__{_name}__", _binary(_name, _local, swapped=False))
-for _name in _UNARY:
+    setattr(Proxy, f"__{_name}__", _with_plain_data(_name))
+for _name in ("neg", "pos", "abs", "invert", "len", "int", "float", "complex", "index", "round", "reversed", "getitem"):
+    setattr(Proxy, f"__{_name}__", _alone(_name))
+for _name in ("dir", "enter", "setitem", "delitem"):
     setattr(Proxy, f"__{_name}__", _forward(_name))

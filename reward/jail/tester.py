@@ -3,24 +3,33 @@
 The test code is the problem's and is trusted; what comes from the candidate is not. It can only become plain data, a `Proxy`, or
 an exception of a known kind. What a candidate could otherwise fake is refused here:
 
-- an object of its own equals no plain data, and is neither ordered nor added to it, unless the tests name its class;
+- a name that it defines is bound only where the tests can mean nothing else by it (`reward.kinds.interface`);
+- an object of its own equals no plain data and is neither ordered nor added to it, unless the problem declares its class;
+- a call that returns a value does not change the tests' own arguments, from which they may compute what they expect;
 - StopIteration of a call arrives as RuntimeError, so that it cannot end an `all(map(...))` early;
+- a context manager of its own swallows no failed assertion, nor any exception that its values cause;
 - its death is no exception: it ends this side too.
 
-The judge says {"run": code, …} for each unit of tests and gets {"done": {"passed": …, "error": …, "lost": …}}; in between this
-side asks the candidate (`serve`) over the link. `lost`: this candidate is gone, or can be asked nothing more. At least one test
-has to run for a unit to pass.
+For each unit of tests the judge sends {"run": code, "names": [...], ...} and gets {"done": {"passed", "error", "lost"}}. In between,
+this side asks the candidate (`reward.jail.candidate`) over the link. `lost` means that the candidate is gone, or can be asked nothing
+more. At least one test has to run for a unit to pass.
 """
 
+import ast
+import builtins
+import importlib
 import io
+import linecache
+import sys
 import types
 import unittest
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from reward.jail import codec, harness, proxy, pytest_stand_in, shared_objects, transfer
-from reward.jail.candidate import CROSSING_EXCEPTIONS
+from reward.jail.candidate import CROSSING_EXCEPTIONS, PLAIN_BASES
 
-MAX_REPLY_BYTES = 1 << 20
+MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 100_000  # with one candidate
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 
@@ -28,23 +37,38 @@ _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 def run(program: dict[str, Any]) -> None:
     module = harness.new_module("tests")
     pytest_stand_in.offer()
-    link = Link(set(program["named"]))
-    module.__dict__.update(link.names())
-    entry = module.__dict__.get(program["entry_point"])
+    link = Link()
+    _offer_solution(link)
+    entry_point = program["entry_point"]
+    module.__dict__.update(link.bind(program))
     error = harness.guard(lambda: exec(compile(program["setup"], "setup.py", "exec"), module.__dict__))
-    if entry is not None:  # what the setup defines of the prompt's own is the tests', but not what is to be tested
-        module.__dict__[program["entry_point"]] = entry
     harness.write_frame({"error": f"setup: {error}"} if error else {"ok": None})
     for _ in range(0 if error else program["units"]):
         order = harness.read_frame()
-        names = dict(module.__dict__)
-        failure = harness.guard(lambda order=order, names=names: run_unit(order, names, program["entry_point"]))  # type: ignore[misc]
+        names = {**link.bind(order), **module.__dict__}
+        if entry_point in link.defined:  # the setup may define it too, but it is the candidate's that is tested
+            names[entry_point] = link.value(entry_point)
+        failure = harness.guard(lambda order=order, names=names: run_unit(order, names, entry_point))  # type: ignore[misc]
         harness.write_frame({"done": {"passed": not failure, "error": failure}})
+
+
+def _offer_solution(link: "Link") -> None:
+    """Makes `from solution import f` find the candidate's names."""
+
+    def find(name: str) -> Any:
+        if name.startswith("_") or name not in link.defined:
+            raise AttributeError(name)
+        return link.value(name)
+
+    module = types.ModuleType("solution")
+    module.__dict__["__getattr__"] = find
+    sys.modules["solution"] = module
 
 
 def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> None:
     """Raises what the first failing test raises."""
     before = dict(names)
+    linecache.cache[harness.TESTS] = (len(order["run"]), None, order["run"].splitlines(keepends=True), harness.TESTS)
     exec(compile(order["run"], harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
     ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined)
@@ -56,8 +80,16 @@ def _run_check(defined: dict[str, Any], names: dict[str, Any], entry_point: str)
     """`check(candidate)`, as HumanEval has it."""
     if not callable(check := defined.get("check")) or not entry_point:
         return 0
-    check(names[entry_point])
+    _finish(check(names[entry_point]))
     return 1
+
+
+def _finish(result: object) -> None:
+    """Runs the rest of a test that is a coroutine: until then it has tested nothing."""
+    if isinstance(result, types.CoroutineType):
+        import asyncio  # here, because most tests need none
+
+        asyncio.run(result)
 
 
 def _run_cases(defined: dict[str, Any]) -> int:
@@ -78,26 +110,39 @@ def _run_functions(defined: dict[str, Any]) -> int:
     for name, function in defined.items():
         if name.startswith("test") and isinstance(function, types.FunctionType):
             for arguments in pytest_stand_in.cases(function):
-                function(**arguments)
+                _finish(function(**arguments))
                 ran += 1
     return ran
 
 
 class Link:
-    """The way to the candidate, and what both sides have named so far."""
+    """The way to the candidate, and every object that one side has shown to the other."""
 
-    def __init__(self, named: set[str]) -> None:
-        self.named_words = named
-        self.named_classes: set[int] = set()
+    def __init__(self) -> None:
+        self.declared: set[int] = set()  # numbers of the classes whose operators count
         self.proxies: dict[int, Any] = {}
+        self.copy_classes: dict[int, type[proxy.DataCopy]] = {}
         self.exceptions: dict[int, type[BaseException]] = {}
-        self.ours: list[object] = []  # functions and objects of the tests that the candidate may hold
-        self.raised: list[BaseException] = []  # by callbacks
+        self.copies: dict[int, proxy.DataCopy] = {}
+        self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
         self.messages = 0
+        self.defined = self.read()  # what the candidate defines, by name
 
-    def names(self) -> dict[str, Any]:
-        """What the candidate defines, by name."""
-        return {str(name): self.unpack(packed) for name, packed in self.read().items()}
+    def bind(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The names that some test code takes from the candidate, and the modules that it does not import itself."""
+        for name in order["with_operators"]:
+            if isinstance(packed := self.defined.get(name), dict) and isinstance(ref := packed.get("__ref__"), dict):
+                self.declared.add(ref.get("n"))  # type: ignore[arg-type]
+        names = {name: self.value(name) for name in order["names"] if name in self.defined}
+        return names | {name: self.module(name) for name in order["modules"]}
+
+    def module(self, name: str) -> object:
+        """The standard module of a name; or a standard type, which code may import under the same name, as `datetime`."""
+        value = self.value(name) if name in self.defined else None
+        return value if isinstance(value, type) else importlib.import_module(name)
+
+    def value(self, name: str) -> Any:
+        return self.unpack(self.defined[name])
 
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any:
         packed = {name: self.pack(value) for name, value in kwargs.items()}
@@ -107,10 +152,13 @@ class Link:
             if "callback" in reply:
                 self.call_back(reply)
             elif "ok" in reply:
-                self.take_back(args, reply.get("back"))
+                if reply["ok"] is None:
+                    self.take_back(args, reply.get("back"))
                 return self.unpack(reply["ok"])
             elif reply.get("exhausted") and operation == "next":
                 raise StopIteration
+            elif reply.get("exhausted") and operation == "await":
+                raise StopAsyncIteration
             elif isinstance(reply.get("raise"), dict):
                 raise self.exception(reply["raise"])
             else:
@@ -156,13 +204,29 @@ class Link:
             if isinstance(error, StopIteration) and request["do"] == "next":
                 answer = {"exhausted": True}
             else:
-                self.raised.append(error)
-                kind = next(cls.__name__ for cls in type(error).__mro__ if cls in CROSSING_EXCEPTIONS or cls is BaseException)
-                answer = {"failed": len(self.raised) - 1, "kind": kind}
+                number, _, kind, text = self.share_error(error)
+                answer = {"failed": number, "kind": kind, "text": text}
         self.write(answer)
 
+    def share_error(self, error: BaseException) -> tuple[int, str, str, str]:
+        """An exception of the tests as the candidate gets it: to catch, and to raise again as itself."""
+        self.ours.append(error)
+        kind = next(cls.__name__ for cls in type(error).__mro__ if cls in CROSSING_EXCEPTIONS or cls is BaseException)
+        return len(self.ours) - 1, "exception", kind, str(error)
+
+    def leave_context(self, manager: proxy.Proxy, error: BaseException | None) -> bool:
+        """Ends a `with` block on a context manager of the candidate; whether it swallows the block's exception."""
+        if error is None:
+            self.ask("exit", manager, None)
+            return False
+        if not _is_of_tests_making(error):
+            with suppress(Exception):  # what the tests have raised counts, whatever the manager makes of it
+                self.ask("exit", manager, error)
+            return False
+        return self.ask("exit", manager, error) is True
+
     def take_back(self, args: tuple[object, ...], back: object) -> None:
-        """Changes that the call made to its arguments."""
+        """The changes that a call made to its arguments."""
         for mine, theirs in zip(args, back if isinstance(back, list) else (), strict=False):
             if theirs is None:
                 continue
@@ -176,14 +240,19 @@ class Link:
     def exception(self, body: dict[str, Any]) -> BaseException:
         try:
             if "callback" in body:
-                return self.raised[body["callback"]]
+                return self.raised_by_tests(self.ours[body["callback"]])
             cls = self.exception_class([(int(number), str(name)) for number, name in body["classes"]])
             args, number = self.unpack(body["args"]), int(body["object"])
             error = cls(*args) if type(args) is tuple else cls(args)
         except (LookupError, TypeError, ValueError):
             self.give_up("the candidate raised what is no exception")
-        error.__dict__["candidate"] = proxy.Proxy(self, number, -1, plain=False)
+        error.__dict__["candidate"] = proxy.Proxy(self, number, frozenset(), holds_data=False)
         return error
+
+    def raised_by_tests(self, value: object) -> BaseException:
+        if not isinstance(value, BaseException):
+            raise TypeError("no exception")
+        return value
 
     def exception_class(self, chain: list[tuple[int, str]]) -> type[BaseException]:
         """A class of this side for an exception of the candidate's: the same for the same, whatever name it goes by."""
@@ -207,12 +276,18 @@ class Link:
     def wrap(self, value: object) -> dict[str, Any]:
         if proxy.is_proxy(value):
             return {"__ref__": proxy.number_of(value)}
+        if isinstance(value, proxy.DataCopy):
+            return {"__ref__": proxy.number_of(value.kestrel_original)}
+        if isinstance(value, BaseException) and "candidate" in value.__dict__:
+            return {"__ref__": proxy.number_of(value.__dict__["candidate"])}
         for number, cls in self.exceptions.items():
             if cls is value:
                 return {"__ref__": number}
         for number, known in enumerate(self.ours):
             if known is value:
                 return {"__fn__": [number, shared_objects.kind_of(value)]}
+        if isinstance(value, BaseException):
+            return {"__fn__": self.share_error(value)}
         self.ours.append(value)
         return {"__fn__": [len(self.ours) - 1, shared_objects.kind_of(value)]}
 
@@ -220,20 +295,60 @@ class Link:
         try:
             if tag == "__fn__":
                 return self.ours[body]
-            number, cls, name = int(body["n"]), int(body["class"]), str(body.get("name", ""))
-            if name in self.named_words:
-                self.named_classes.add(number)
+            number, classes = int(body["n"]), [int(cls) for cls in body["classes"]]
             if builtin := body.get("exception"):
-                chain = [(number, name), *((int(base["n"]), str(base["name"])) for base in body["bases"]), (-1, str(builtin))]
+                own = (number, str(body["name"]))
+                chain = [own, *((int(base["n"]), str(base["name"])) for base in body["bases"]), (-1, str(builtin))]
                 return self.exception_class(chain)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise codec.CodecError("a reference to nothing") from None
         if number not in self.proxies:
-            self.proxies[number] = proxy.Proxy(self, number, cls, plain=body.get("plain") is True)
-        return self.proxies[number]
+            self.proxies[number] = proxy.Proxy(self, number, frozenset(classes), holds_data="data" in body)
+        found = self.proxies[number]
+        if body.get("coroutine"):
+            return self.result_of(found)
+        return found if "data" not in body or self.is_declared(found) else self.copy(found, classes[0], body)
 
-    def is_named(self, cls: int) -> bool:
-        return cls in self.named_classes
+    def copy(self, original: proxy.Proxy, cls: int, body: dict[str, Any]) -> proxy.DataCopy:
+        """The real contents of an object whose class is a subclass of plain data."""
+        data = self.unpack(body["data"])
+        if type(data) not in PLAIN_BASES:
+            raise codec.CodecError("a copy of what is no plain data")
+        if cls not in self.copy_classes:
+            self.copy_classes[cls] = proxy.copy_class(str(body["name"]), type(data))
+        if not issubclass(self.copy_classes[cls], type(data)):
+            raise codec.CodecError("a copy of another type than before")
+        copied: Any = self.copy_classes[cls](data)  # type: ignore[call-arg]
+        copied.kestrel_original = original
+        is_mutable = isinstance(data, list | dict | set)
+        return copied if is_mutable else self.copies.setdefault(proxy.number_of(original), copied)
+
+    async def result_of(self, coroutine: proxy.Proxy) -> Any:
+        return self.ask("await", coroutine)
+
+    def is_declared(self, value: proxy.Proxy) -> bool:
+        """Whether the problem declares the object, or its class, as one whose operators the tests use."""
+        return proxy.number_of(value) in self.declared or not self.declared.isdisjoint(value._kestrel_classes)
+
+
+def _is_of_tests_making(error: BaseException) -> bool:
+    """Whether the tests raised an exception on their own: by a `raise`, or in a statement that has only literals and builtins.
+    A failed assertion never counts as such."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or isinstance(error, AssertionError) or trace.tb_frame.f_code.co_filename != harness.TESTS:
+        return False
+    statement = _statement_at(trace.tb_lineno)
+    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return isinstance(statement, ast.Raise) or all(hasattr(builtins, name) for name in names)
+
+
+def _statement_at(line: int) -> ast.stmt:
+    """The innermost statement of the tests on a line."""
+    found = ast.parse("".join(linecache.getlines(harness.TESTS)))
+    holding = [node for node in ast.walk(found) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)]
+    return min(holding, key=lambda node: (node.end_lineno or 0) - node.lineno)
 
 
 def _any_arguments(self: BaseException, *args: object, **kwargs: object) -> None:

@@ -1,14 +1,15 @@
-"""How values cross between a candidate's jail and the jail of its tests: data as data, everything else as a numbered reference.
+"""How values are transferred between a candidate's jail and the jail of its tests: data is copied, anything else is a reference.
 
-Exact plain types, a few immutable ones of the standard library, Python's own types and exceptions are copied. What else there is
-stays where it is: an object of the candidate's is a {"__ref__": …} for the tests, a function or another object of the tests' is a
-{"__fn__": …} for the candidate. Every JSON object on this wire has one tag as its only key.
+Copied are the exact plain types, some types of the standard library that hold nothing but data, and Python's own types and
+exceptions. Every other object stays in its jail and gets a number. An object of the candidate is a {"__ref__": …} for the tests;
+a function or another object of the tests is a {"__fn__": …} for the candidate. Every JSON object on this wire has one tag as its
+only key.
 """
 
 import builtins
 import datetime
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -24,6 +25,18 @@ _CONTAINERS: dict[type, str] = {
     list: "__list__",
     deque: "__deque__",
 }
+_MAPPINGS: dict[type, str] = {dict: "__dict__", Counter: "__counter__", OrderedDict: "__ordered_dict__"}
+_MAPPING_BUILDERS: dict[str, Callable[[Any], Any]] = {
+    **{tag: kind for kind, tag in _MAPPINGS.items()},
+    "__keys__": lambda pairs: dict(pairs).keys(),
+    "__values__": lambda pairs: dict(pairs).values(),
+    "__items__": lambda pairs: dict(pairs).items(),
+}
+_VIEWS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    type({}.keys()): ("__keys__", lambda view: ((key, None) for key in view)),
+    type({}.values()): ("__values__", enumerate),
+    type({}.items()): ("__items__", iter),
+}
 _BUILDERS: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _CONTAINERS.items()}
 _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytearray: ("__bytearray__", lambda v: v.hex(), bytearray.fromhex),
@@ -37,9 +50,15 @@ _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime.date: ("__date__", datetime.date.isoformat, datetime.date.fromisoformat),
     datetime.datetime: ("__datetime__", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.time: ("__time__", datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.timezone: (
+        "__timezone__",
+        lambda v: v.utcoffset(None).total_seconds(),
+        lambda b: datetime.timezone(datetime.timedelta(seconds=b)),
+    ),
     datetime.timedelta: ("__timedelta__", lambda v: [v.days, v.seconds, v.microseconds], lambda b: datetime.timedelta(*b)),
 }
-_BUILTIN_TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
+_TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
+_TYPES |= {kind.__name__: kind for kind in (*_CONTAINERS, *_MAPPINGS, *_RICH, defaultdict)}
 _TYPE, _EXCEPTION = "__type__", "__exception__"
 _RICH_BUILDERS = {tag: build for tag, _, build in _RICH.values()}
 
@@ -53,15 +72,19 @@ def pack(value: object, wrap: Callable[[object], dict[str, Any]], depth: int = 0
         return codec.encode(value)
     if kind in _CONTAINERS:
         return {_CONTAINERS[kind]: [pack(item, wrap, depth + 1) for item in value]}  # type: ignore[attr-defined]
-    if kind is dict:
-        items = value.items()  # type: ignore[attr-defined]
-        return {"__dict__": [[pack(key, wrap, depth + 1), pack(item, wrap, depth + 1)] for key, item in items]}
+    if kind in _MAPPINGS:
+        return {_MAPPINGS[kind]: _pack_pairs(value.items(), wrap, depth)}  # type: ignore[attr-defined]
+    if kind is defaultdict:
+        return {"__defaultdict__": [pack(value.default_factory, wrap), _pack_pairs(value.items(), wrap, depth)]}  # type: ignore[attr-defined]
+    if kind in _VIEWS:
+        tag, pairs_of = _VIEWS[kind]
+        return {tag: _pack_pairs(pairs_of(value), wrap, depth)}
     if kind in _RICH:
         tag, flatten, _ = _RICH[kind]
         return {tag: flatten(value)}
-    if isinstance(value, type) and kind is type and _BUILTIN_TYPES.get(value.__name__) is value:
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {_TYPE: value.__name__}
-    if isinstance(value, Exception) and _BUILTIN_TYPES.get(kind.__name__) is kind:
+    if isinstance(value, Exception) and _TYPES.get(kind.__name__) is kind:
         return {_EXCEPTION: [kind.__name__, [pack(item, wrap, depth + 1) for item in value.args]]}
     return wrap(value)
 
@@ -78,14 +101,16 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
         raise codec.CodecError("an object must have one tag")
     ((tag, body),) = data.items()
     try:
-        if tag == "__dict__":
-            return {unpack(key, resolve, depth + 1): unpack(item, resolve, depth + 1) for key, item in body}
+        if tag in _MAPPING_BUILDERS:
+            return _MAPPING_BUILDERS[tag](_unpack_pairs(body, resolve, depth))
+        if tag == "__defaultdict__":
+            return defaultdict(unpack(body[0], resolve), _unpack_pairs(body[1], resolve, depth))
         if tag in _BUILDERS:
             return _BUILDERS[tag]([unpack(item, resolve, depth + 1) for item in body])
         if tag in _RICH_BUILDERS:
             return _RICH_BUILDERS[tag](body)
         if tag == _TYPE:
-            return _BUILTIN_TYPES[body]
+            return _TYPES[body]
         if tag == _EXCEPTION:
             return _exception(body[0])(*[unpack(item, resolve, depth + 1) for item in body[1]])
     except codec.CodecError:
@@ -97,8 +122,16 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
     return codec.decode(data)
 
 
+def _pack_pairs(pairs: Iterable[Any], wrap: Callable[[object], dict[str, Any]], depth: int) -> list[list[Any]]:
+    return [[pack(key, wrap, depth + 1), pack(item, wrap, depth + 1)] for key, item in pairs]
+
+
+def _unpack_pairs(body: Any, resolve: Callable[[str, Any], Any], depth: int) -> dict[Any, Any]:
+    return {unpack(key, resolve, depth + 1): unpack(item, resolve, depth + 1) for key, item in body}
+
+
 def _exception(name: str) -> type[Exception]:
-    cls = _BUILTIN_TYPES[name]
+    cls = _TYPES[name]
     if not issubclass(cls, Exception):
         raise TypeError(f"{name} is no exception")
     return cls

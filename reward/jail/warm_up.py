@@ -16,7 +16,8 @@ from reward.jail import harness
 TIMES = 24  # Python specialises what has run some ten times
 _CODE = "def f(x):\n    return x * x\n"
 _TESTS = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(2) == 4\n"
-_FUNCTION = {"__ref__": {"n": 0, "class": 1}}
+_FUNCTION = {"__ref__": {"n": 0, "classes": [1]}}
+_TAKEN: dict[str, list[str]] = {"names": ["f"], "with_operators": [], "modules": []}
 _ASK = {"do": "call", "args": [{"__ref__": 0}, 3], "kwargs": {}}
 _PROGRAM = {"setup": "", "trim": False, "entry_point": "f", "code": _CODE}
 
@@ -24,9 +25,9 @@ _PROGRAM = {"setup": "", "trim": False, "entry_point": "f", "code": _CODE}
 _PLAYS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "stdio": ([{**_PROGRAM, "code": f"{_CODE}print(f(sum(map(int, input().split()))))\n"}], []),
     "calls": ([{**_PROGRAM, "calls": 3}, *[{"args": [3], "kwargs": {}}] * 3], []),
-    "serve": ([_PROGRAM], [_ASK] * 3),
+    "candidate": ([_PROGRAM], [_ASK] * 3),
     "tests": (
-        [{**_PROGRAM, "named": ["f"], "units": 1}, {"run": _TESTS, "inline": False}],
+        [{**_PROGRAM, **_TAKEN, "units": 1}, {"run": _TESTS, "inline": False, **_TAKEN}],
         [{"f": _FUNCTION}, {"ok": 9, "back": [None]}, {"ok": 4, "back": [None]}],
     ),
 }

@@ -44,7 +44,7 @@ FILES_SPACE = socket.CMSG_SPACE(4 * len(confine.JOB_FDS))
 MAX_STEPS = 256  # kept, one for each set of limits
 RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
 CONFINED = harness.frame({"confined": True})
-RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "serve": candidate.run, "tests": tester.run}
+RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "candidate": candidate.run, "tests": tester.run}
 ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C"}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
 

@@ -24,7 +24,8 @@ from reward.jail.limits import Allowance, End, Ending, SandboxError
 from reward.kinds.calls import CallsGrader, NotData, of_claims
 from reward.kinds.code_task import CodeTask, read_entry_point, read_shared
 from reward.kinds.extract import Extracted
-from reward.kinds.kind import Defaults
+from reward.kinds.interface import read_interface
+from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.units import Unit, read_unit
 from reward.kinds.usage import (
     INFRASTRUCTURE_RETRIES,
@@ -43,7 +44,6 @@ from reward.sandbox.sandbox import Sandbox
 class AssertsTask(CodeTask):
     tests: tuple[Unit, ...]
     entry_point: str  # what `check(candidate)` gets; may be empty where no test has a `check`
-    named: tuple[str, ...]  # every name that the tests use: classes among them are the candidate's interface
     called: str  # the function that all tests call, where all of them are plain comparisons
 
     @property
@@ -65,8 +65,12 @@ def read_asserts_task(data: Mapping[str, Any], defaults: Defaults) -> AssertsTas
     called = ""
     if all(unit.claims for unit in units):
         called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
-    named = tuple(sorted({word for unit in units for word in unit.words}))
-    return AssertsTask(tests=units, entry_point=entry_point, named=named, called=called, **shared)
+    try:
+        for code in ("", *(unit.code for unit in units)):
+            read_interface(shared["setup"], code, entry_point)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"task.setup or task.tests: not Python: {error}") from None
+    return AssertsTask(tests=units, entry_point=entry_point, called=called, **shared)
 
 
 class AssertsGrader:
@@ -146,10 +150,11 @@ class AssertsGrader:
         with ours, theirs:
             self.candidate = self.sandbox.start(self.usage.limits(), link=ours)
             self.tests = self.sandbox.start(self.usage.limits(), link=theirs)
-        self.candidate.send(self.task.program(self.extracted, "serve", entry_point=self.task.entry_point))
-        named: dict[str, Any] = {"entry_point": self.task.entry_point, "named": list(self.task.named)}
-        orders = [{"run": unit.code, "inline": unit.inline} for unit in units]
-        self.tests.send({"kind": "tests", "setup": self.task.setup, "units": len(orders), **named}, *orders)
+        setup, entry_point = self.task.setup, self.task.entry_point
+        self.candidate.send(self.task.program(self.extracted, "candidate", entry_point=entry_point))
+        orders = [{"run": unit.code, "inline": unit.inline, **_takes(setup, unit.code, entry_point)} for unit in units]
+        tests = {"kind": "tests", "setup": setup, "entry_point": entry_point, "units": len(orders)}
+        self.tests.send({**tests, **_takes(setup, "", entry_point)}, *orders)
         frame = self._wait(self.tests)
         if isinstance(frame, str):
             return frame
@@ -180,6 +185,12 @@ class AssertsGrader:
                 tests.stop()
             if candidate is not None:
                 self.usage.cpu_s += candidate.stop().cpu_s
+
+
+def _takes(setup: str, code: str, entry_point: str) -> dict[str, list[str]]:
+    """What the tests' jail has to take from the candidate for some code."""
+    found = read_interface(setup, code, entry_point)
+    return {"names": list(found.names), "with_operators": list(found.with_operators), "modules": list(found.modules)}
 
 
 def _error_in(frame: bytes) -> str:

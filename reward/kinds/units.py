@@ -16,7 +16,6 @@ class Unit:
     code: str
     inline: bool  # it asserts outside of any function
     claims: tuple[Claim, ...]  # all that it does, where that is nothing but plain comparisons
-    words: frozenset[str]  # every name in it
 
 
 def read_unit(test: object, where: str) -> Unit:
@@ -42,7 +41,7 @@ def _parse_unit(test: str) -> Unit:
         found = tuple(claims.read_claims(test))
     except claims.NotAClaim:
         found = ()
-    return Unit(code=test, inline=inline, claims=found, words=_words(tree))
+    return Unit(code=test, inline=inline, claims=found)
 
 
 def _asserts(statement: ast.stmt) -> bool:
@@ -55,7 +54,3 @@ def _asserts(statement: ast.stmt) -> bool:
 
 def _name(node: ast.Attribute | ast.Name) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id
-
-
-def _words(tree: ast.Module) -> frozenset[str]:
-    return frozenset(_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name))

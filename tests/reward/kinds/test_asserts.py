@@ -132,9 +132,64 @@ HONEST: dict[str, tuple[str, str]] = {
     ),
     "a random generator of the tests": ("def f(rng): return rng.randint(0, 9)", "import random\nassert f(random.Random(3)) == random.Random(3).randint(0, 9)"),
     "a method of class Solution": ("class Solution:\n    def f(self, x): return x * x", "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x * x"),
+    "a coroutine": ("async def f(x): return x + 1", "import asyncio\nassert asyncio.run(f(2)) == 3"),
+    "coroutines that share a lock": (
+        "import asyncio\nlock = asyncio.Lock()\nasync def f(x):\n    async with lock:\n        await asyncio.sleep(0)\n        return x + 1",
+        "import asyncio\nasync def test_f():\n    assert await f(2) == 3\n    assert await asyncio.gather(f(1), f(2)) == [2, 3]",
+    ),
+    "an asynchronous generator": (
+        "async def f(n):\n    for i in range(n):\n        yield i",
+        "import asyncio\nasync def collect():\n    return [i async for i in f(3)]\nassert asyncio.run(collect()) == [0, 1, 2]",
+    ),
+    "an asynchronous context manager": (
+        "class M:\n    async def __aenter__(self): return 7\n    async def __aexit__(self, *a): pass",
+        "import asyncio\nasync def use():\n    async with M() as x:\n        return x\nassert asyncio.run(use()) == 7",
+    ),
+    "a context manager that swallows what the tests raise": (
+        "from contextlib import contextmanager\n@contextmanager\ndef f(kind):\n    try:\n        yield\n    except kind:\n        pass",
+        "with f(ValueError):\n    raise ValueError('x')\nwith f(ZeroDivisionError):\n    1 / 0\nclass Mine(Exception): pass\ntry:\n    with f(KeyError):\n        raise Mine\n"
+        "except Mine:\n    pass\nelse:\n    assert False",
+    ),
+    "a context manager that sees the exception": (
+        "class M:\n    seen = None\n    def __enter__(self): return self\n    def __exit__(self, kind, error, trace):\n        self.seen = (kind.__name__, str(error))\n        return kind is ValueError",
+        "m = M()\nwith m:\n    raise ValueError('x')\nassert m.seen == ('ValueError', 'x')",
+    ),
+    "the solution's module": ("def f(x): return x * x\nclass P:\n    y = 3", "from solution import f, P\nimport solution\nassert f(3) == 9 and P.y == 3 and solution.f(2) == 4"),
+    "modules that nobody imports": ("import math\ndef f(x): return math.sqrt(x)", "assert f(2) == math.sqrt(2)"),
+    "a class that the code imports": (
+        "from datetime import datetime, timedelta\ndef f(d): return d + timedelta(days=1)", "assert f(datetime(2020, 1, 1)) == datetime(2020, 1, 2)"
+    ),
+    "containers of the standard library": (
+        "from collections import *\ndef f(x):\n    d = defaultdict(list)\n    d[x].append(1)\n    return Counter('aab'), OrderedDict(a=1), d, {1: 2}.items()",
+        "from collections import Counter, OrderedDict\nc, o, d, items = f(1)\nassert isinstance(c, Counter) and c.most_common(1) == [('a', 2)] and c['x'] == 0\n"
+        "assert type(o) is OrderedDict and d[1] == [1] and d[2] == [] and items == {(1, 2)} and len(items) == 1",
+    ),
+    "a subclass of plain data": (
+        "class L(list):\n    def second(self): return self[1]\n    def __repr__(self): return 'L'\ndef f(x): return L([1, x])",
+        "r = f(2)\nassert isinstance(r, list) and r == [1, 2] and len(r) == 2 and r[0] == 1 and r.second() == 2 and repr(r) == 'L' and sorted(r) == [1, 2]",
+    ),
+    "a class of the tests with a lower-case name": (
+        "class stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def __len__(self): return len(self.items)",
+        "s = stack()\ns.push(1)\nassert isinstance(s, stack) and len(s) == 1",
+    ),
+    "a queue in setUp": (
+        "class Queue:\n    def __init__(self): self.items = []\n    def put(self, x): self.items.append(x)\n    def __len__(self): return len(self.items)\n    def __contains__(self, x): return x in self.items",
+        "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.q = Queue()\n    def test_a(self):\n        self.q.put(1)\n        self.assertEqual(len(self.q), 1)\n        self.assertIn(1, self.q)",
+    ),
+    "a function named like a builtin": ("def f(x): return sum(x)\ndef sum(x):\n    t = 0\n    for y in x: t += y\n    return t", "assert f([1, 2]) == sum([1, 2])"),
     "a docstring": ("def f(x):\n    'Squares.'", "assert f.__doc__ == 'Squares.' and f.__name__ == 'f'"),
 }  # fmt: skip
 
+RAW_NAMES = """
+import os, json
+def send(o, fd=4):
+    d = json.dumps(o).encode()
+    os.write(fd, len(d).to_bytes(4, "little") + d)
+send({"ok": None}, 3)
+send({"f": {"__ref__": {"n": 0, "classes": [1]}}, %s})
+while os.read(4, 1 << 16):
+    send({"ok": True, "back": [None, {"__list__": []}]})
+"""
 EQUAL = "    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n    __hash__ = object.__hash__\n"
 FAKED: dict[str, tuple[str, str]] = {
     "wrong": ("def f(x): return 0", "assert f(3) == 9"),
@@ -194,6 +249,40 @@ FAKED: dict[str, tuple[str, str]] = {
     ),
     "equal to an object of the tests": ("class A:\n" + EQUAL + "def f(o): return A()", "class B:\n    def __eq__(s, o): return type(o) is B\nassert f(B()) == B()"),
     "StopIteration through a callback": ("def f(g): return g()", "def g(): raise StopIteration\ndef h():\n    f(g)\n    return 0\nassert all(h() for _ in range(3))"),
+    **{
+        f"own {name}": (f"def f(x): return 1\ndef {name}(*a, **k): return {result}", test)
+        for name, result, test in [
+            ("abs", "0", "assert abs(f(3) - 9.5) < 1e-6"), ("zip", "iter(())", "for a, b in zip([f(3)], [9]): assert a == b"),
+            ("all", "True", "assert all(f(x) == x * x for x in [3, 4])"), ("isinstance", "True", "assert isinstance(f(3), dict)"),
+            ("range", "[]", "for x in range(5): assert f(x) == x * x"), ("len", "9", "assert len(str(f(3))) == 9"), ("sorted", "[]", "assert sorted([f(3)]) == sorted([9])"),
+            ("str", "'9'", "assert str(f(3)) == str(9)"), ("round", "9", "assert round(f(3)) == round(9.1)"), ("set", "0", "assert set([f(3)]) == set([9])"),
+        ]
+    },
+    "own class like a module": ("def f(x): return 1\nclass math:\n    isclose = lambda *a: True", "assert math.isclose(f(3), 9)"),
+    "own class like a parameter": ("class candidate:\n    def __sub__(s, o): return 0\ndef f(x): return candidate()", "def check(candidate):\n    assert abs(candidate(2) - 7919.5) < 1e-6"),
+    "own class like an attribute": ("class pi:\n    def __sub__(s, o): return 0\ndef f(x): return pi()", "import math\nassert abs(f(2) - math.pi) < 1e-6"),
+    "own class like a variable": ("class r:\n    def __sub__(s, o): return 0\ndef f(x): return r()", "r = f(2)\nassert abs(r - 7919.5) < 1e-6"),
+    "entry point is a class": ("class f:\n    def __init__(s, x): pass\n    def __sub__(s, o): return 0", "assert abs(f(2) - 7919.5) < 1e-6"),
+    "an area that is a circle": ("class Circle:\n    def __init__(s, r): pass\n    def area(s): return s\n    def __sub__(s, o): return 0", "assert abs(Circle(2).area() - 12.566) < 1e-3"),
+    "a class that goes by a declared name": (
+        "class Vector:\n    def __add__(s, o): return s\nclass A:\n    def __sub__(s, o): return 0\nA.__name__ = 'Vector'\ndef f(x): return A()",
+        "v = Vector() + 1\nassert abs(f(2) - 7919.5) < 1e-6",
+    ),
+    "a list that lies": ("class L(list):\n    def __len__(s): return 3\n    def __iter__(s): return iter([])\n    def __contains__(s, x): return True\ndef f(x): return L()",
+        "r = f(2)\nassert len(r) == 3 and 9 in r\nfor a, b in zip(r, [7919, 2, 3]): assert a == b"),
+    "a sequence that lies": ("class L:\n    def __len__(s): return 3\n    def __iter__(s): return iter([])\ndef f(x): return L()", "r = f(2)\nassert len(r) == 3\nfor a, b in zip(r, [7919, 2, 3]): assert a == b"),
+    "a number of two minds": ("class A:\n    n = 0\n    def __int__(s):\n        s.n += 1\n        return 2 if s.n == 1 else 3\ndef f(x): return A()", "r = f(2)\nassert int(r) % 3 == 2 and int(r) % 5 == 3"),
+    "an emptied argument": ("def f(xs):\n    xs.clear()\n    return []", "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)"),
+    "an emptied argument, by a method": ("class R:\n    def same(s, xs):\n        xs.clear()\n        return []\ndef f(x): return R()", "xs = [3, 1, 2]\nassert f(0).same(xs) == sorted(xs)"),
+    "a swallowed assertion": ("class M:\n    def __enter__(s): return 0\n    def __exit__(s, *a): return True\ndef f(): return M()", "with f() as x:\n    assert x == 9"),
+    "a swallowed error of a bad value": ("class M:\n    def __enter__(s): return None\n    def __exit__(s, *a): return True\ndef f(): return M()", "with f() as x:\n    x += 1\n    assert x == 9"),
+    "a swallowed error of its own": ("class M:\n    def __enter__(s): return s\n    def __exit__(s, *a): return True\n    def g(s): raise ValueError\ndef f(): return M()", "with f() as x:\n    assert x.g() == 9"),
+    "a test that is never awaited": ("async def f(x): return 0", "async def test_f():\n    assert await f(3) == 9"),
+    "a deep copy of its own": ("class L(list):\n    def __deepcopy__(s, m): return [9]\ndef f(x): return L()", "import copy\nassert copy.deepcopy(f(3)) == [9]"),
+    "an instance of any class": ("class M(type):\n    def __instancecheck__(c, o): return True\nclass C(metaclass=M): pass\ndef f(x): return 0", "assert isinstance(f(3), C)"),
+    "raw builtins": (RAW_NAMES % '"__builtins__": {"__dict__": [["all", {"__ref__": {"n": 2, "classes": [1]}}]]}', "assert all(f(x) == y for x, y in [(1, 7919)])"),
+    "a raw module": (RAW_NAMES % '"math": {"__ref__": {"n": 2, "classes": [1]}}', "assert math.isclose(f(1), 7919)"),
+    "raw changes of a literal": (RAW_NAMES % '"g": null', "xs = [7919]\nassert f(xs) == sum(xs)"),
     "truthy": ("class A:\n    def __bool__(s): return True\ndef f(x): return A()", "assert f(3) is True"),
 }  # fmt: skip
 

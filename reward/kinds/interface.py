@@ -1,0 +1,181 @@
+"""Which names of the candidate the test code means, and which of them are classes whose operators it uses.
+
+A name of the candidate reaches the tests only if it can be nothing else: it is the entry point, or the tests use it and neither
+they, the setup, Python's builtins nor its library define it. So a candidate that defines `abs` or `zip` changes no test.
+
+A class has operators for the tests only if they visibly use one: on a name of that class, on `Name(...)`, or on a variable that
+was assigned such a value. `Vector(1, 2) * 2` does so. `Circle(2).area() - 3.14` does not: an area that the candidate returns as
+a `Circle` with a helpful `__sub__` must not pass.
+"""
+
+import ast
+import builtins
+import doctest
+import symtable
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
+Nodes = list[ast.AST]
+MODULES = sys.stdlib_module_names | {"pytest"}
+_BUILTINS = frozenset(vars(builtins))
+_ON_NUMBERS_AND_CONTAINERS = frozenset(
+    ("abs", "complex", "divmod", "float", "int", "len", "max", "min", "pow", "reversed", "round", "sorted", "sum")
+)
+_ASSERTIONS = frozenset(
+    ("assertIn", "assertNotIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual", "assertAlmostEqual")
+)
+_COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """What some test code takes from the candidate, and what it takes from Python without importing it."""
+
+    names: frozenset[str]
+    with_operators: frozenset[str]  # classes among the names
+    modules: frozenset[str]
+
+
+@lru_cache(maxsize=4096)  # the completions of a group come one after another, with the same tests
+def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
+    """What `tests`, which run after `setup`, take from the candidate."""
+    tests += _doctests(tests)
+    trees = (ast.parse(setup), ast.parse(tests))
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    setup_used, setup_bound = _globals(setup)
+    used, bound = _globals(tests)
+    free = {name for name in (setup_used | used) - setup_bound - bound - _BUILTINS if not name.startswith("__")}
+    called = {node.func.id for node in _of(ast.Call, nodes) if isinstance(node.func, ast.Name)}
+    modules = (free & MODULES) - called - {entry_point}
+    names = (free - modules) | ({entry_point} - {""}) | _imported(nodes)
+    return Interface(
+        names=frozenset(names),
+        with_operators=_with_operators(nodes, _classes(nodes, names, entry_point)),
+        modules=frozenset(modules),
+    )
+
+
+def _globals(code: str) -> tuple[set[str], set[str]]:
+    """The global names that code uses, and those that it binds itself, at its top or as `global` in a function."""
+    top = symtable.symtable(code, "tests.py", "exec")
+    used: set[str] = set()
+    bound: set[str] = set()
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is not top and not symbol.is_global():
+                continue
+            if symbol.is_referenced():
+                used.add(symbol.get_name())
+            if symbol.is_assigned() or symbol.is_imported() or (table is top and symbol.is_namespace()):
+                bound.add(symbol.get_name())
+    return used, bound
+
+
+def _doctests(tests: str) -> str:
+    """The examples in the strings of test code that runs them with `doctest`, as one program."""
+    if ">>>" not in tests:
+        return ""
+    strings = [node.value for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parser = doctest.DocTestParser()
+    code = "\n" + "".join(example.source for text in strings if ">>>" in text for example in parser.get_examples(text))
+    try:
+        symtable.symtable(code, "doctests.py", "exec")
+    except (SyntaxError, ValueError):  # then none of them can run
+        return ""
+    return code
+
+
+def _imported(nodes: Nodes) -> set[str]:
+    """What is imported from the solution's module."""
+    found = (alias.name for node in _of(ast.ImportFrom, nodes) if node.module == "solution" for alias in node.names)
+    return {name for name in found if name != "*"}
+
+
+def _classes(nodes: Nodes, names: set[str], entry_point: str) -> set[str]:
+    """The names that must be classes, as the tests or the setup write them."""
+    checked = {
+        part.id
+        for node in _of(ast.Call, nodes)
+        if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass") and len(node.args) == 2
+        for part in ast.walk(node.args[1])
+        if isinstance(part, ast.Name)
+    }
+    defined = {node.name for node in _of(ast.ClassDef, nodes)}
+    capitalised = {name for name in names if name.lstrip("_")[:1].isupper()}
+    if not any(_roots(node.value, {entry_point}, {}) for node in _of(ast.Attribute, nodes)):
+        capitalised.discard(entry_point)  # a function may have such a name; what has attributes is a class
+    return names & (checked | defined | capitalised)
+
+
+def _with_operators(nodes: Nodes, classes: set[str]) -> frozenset[str]:
+    """The classes to whose instances the tests apply an operator."""
+    if not classes:
+        return frozenset()
+    variables: dict[str, set[str]] = {}
+    for _ in range(2):  # a variable may be assigned from one that a later line assigns
+        for target, value in _assignments(nodes):
+            if roots := _roots(value, classes, variables):
+                variables.setdefault(ast.unparse(target), set()).update(roots)
+    return frozenset(name for operand in _operands(nodes) for name in _roots(operand, classes, variables))
+
+
+def _roots(node: ast.expr, classes: set[str], variables: dict[str, set[str]]) -> set[str]:
+    """The classes that an expression visibly is, or visibly is an instance of."""
+    if isinstance(node, ast.Name) and node.id in classes:
+        return {node.id}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+        return {node.func.id}
+    if isinstance(node, ast.BinOp):
+        return _roots(node.left, classes, variables) | _roots(node.right, classes, variables)
+    if isinstance(node, ast.UnaryOp):
+        return _roots(node.operand, classes, variables)
+    if isinstance(node, ast.Name | ast.Attribute) and variables:
+        return variables.get(ast.unparse(node), set())
+    return set()
+
+
+def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in _of(ast.Assign, nodes):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
+                yield from zip(target.elts, node.value.elts, strict=True)
+            yield target, node.value
+    yield from ((node.target, node.value) for node in _of(ast.NamedExpr, nodes))
+    yield from ((node.optional_vars, node.context_expr) for node in _of(ast.withitem, nodes) if node.optional_vars)
+    for loop in _of(ast.For, nodes):
+        if isinstance(loop.iter, ast.List | ast.Tuple):
+            yield from ((loop.target, item) for item in loop.iter.elts)
+
+
+def _operands(nodes: Nodes) -> Iterator[ast.expr]:
+    """Every expression that an operator is applied to, other than `==`, `is` and `not`."""
+    for node in nodes:
+        if isinstance(node, ast.BinOp):
+            yield from (node.left, node.right)
+        elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
+            yield node.operand
+        elif isinstance(node, ast.Compare) and any(isinstance(op, _COMPARISONS) for op in node.ops):
+            yield from (node.left, *node.comparators)
+        elif isinstance(node, ast.Subscript):
+            yield node.value
+        elif isinstance(node, ast.AugAssign):
+            yield node.target
+        elif isinstance(node, ast.Call) and _applies_operators(node.func):
+            yield from node.args
+
+
+def _applies_operators(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id in _ON_NUMBERS_AND_CONTAINERS
+    return isinstance(function, ast.Attribute) and function.attr in _ASSERTIONS
+
+
+def _of(kind: type[Node], nodes: Nodes) -> Iterator[Node]:
+    return (node for node in nodes if isinstance(node, kind))

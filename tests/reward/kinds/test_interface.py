@@ -1,0 +1,89 @@
+"""Which names of the candidate test code means, and whose operators count."""
+
+import builtins
+import keyword
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward.kinds.interface import MODULES, read_interface
+
+NAMES = st.from_regex(r"[a-z]{3,8}", fullmatch=True).filter(
+    lambda name: not keyword.iskeyword(name) and not hasattr(builtins, name) and name not in MODULES
+)
+
+
+@given(st.sampled_from(sorted(vars(builtins))))
+def test_a_builtin_is_never_the_candidates(name: str) -> None:
+    if name.isidentifier() and not keyword.iskeyword(name):
+        assert read_interface("", f"assert {name}(f(1)) == {name}(2)", "f").names == {"f"}
+
+
+@given(st.sampled_from(sorted(name for name in MODULES if not hasattr(builtins, name) and not name.startswith("_"))))
+def test_a_module_is_never_the_candidates(name: str) -> None:
+    found = read_interface("", f"assert {name}.x == f(1)", "f")
+    assert (found.names, found.modules) == ({"f"}, {name})
+
+
+@given(NAMES)
+@pytest.mark.parametrize(
+    "binding",
+    ["{} = 1", "import {}", "def {}(): pass", "class {}: pass", "for {} in []: pass", "with g as {}: pass", "from a import b as {}"],
+)
+def test_a_name_that_the_tests_bind_is_theirs(binding: str, name: str) -> None:
+    code = f"def g(): pass\n{binding.format(name)}\nassert f({name})"
+    assert read_interface("", code, "f").names == {"f"}
+    assert read_interface(binding.format(name), f"def g(): pass\nassert f({name})", "f").names - {"g"} == {"f"}
+
+
+@given(NAMES)
+@pytest.mark.parametrize("use", ["def check({0}):\n    assert {0}(1)", "import math\nassert math.{}", "x = lambda {0}: {0}", "[{0} for {0} in ()]"])
+def test_a_parameter_or_an_attribute_names_nothing_of_the_candidates(use: str, name: str) -> None:
+    assert name not in read_interface("", use.format(name), "f").names
+
+
+@given(NAMES)
+def test_a_name_that_nothing_else_defines_is_the_candidates(name: str) -> None:
+    assert name in read_interface("", f"def test_x():\n    assert {name}(1) == 2", "").names
+    assert name in read_interface(f"root = {name}(1)", "assert root", "").names
+    assert name in read_interface("", f"from solution import {name}\nassert {name}(1) == 2", "").names
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert Vector(1) + 2 == Vector(3)",
+        "v = Vector(1)\nassert len(v) == 2",
+        "a, b = Vector(1), 2\nassert b in a",
+        "with Vector(1) as v:\n    assert v[0]",
+        "for v in [Vector(1)]:\n    assert v < 3",
+        "class T:\n    def set_up(self): self.v = Vector(1)\n    def test(self): self.assertIn(1, self.v)",
+        "v = Vector(1)\nw = v * 2\nassert abs(w) == 3",
+        "v = Vector(1)\nv += 2",
+    ],
+)
+def test_operators_count_for_a_class_that_the_tests_apply_them_to(code: str) -> None:
+    assert read_interface("", code, "").with_operators == {"Vector"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert abs(Vector(1).length() - 2) < 1",
+        "v = Vector(1)\nassert v.length() - 2 < 1 and v == 3 and not v",
+        "assert abs(f(2) - 3.5) < 1 and isinstance(f(2), Vector)",
+        "assert len(Vector.all()) == 2",
+    ],
+)
+def test_operators_on_what_a_method_returns_do_not_count(code: str) -> None:
+    assert read_interface("", code, "f").with_operators == frozenset()
+
+
+def test_the_entry_point_is_a_class_only_if_it_has_attributes() -> None:
+    assert read_interface("", "assert abs(F(2) - 3.5) < 1", "F").with_operators == frozenset()
+    assert read_interface("", "assert abs(F(2) - F(1)) < 1 and F(2).x == 2", "F").with_operators == {"F"}
+
+
+def test_examples_of_doctest_are_read_too() -> None:
+    assert "helper" in read_interface("", "def test_x():\n    run('''\n    >>> helper(1)\n    2\n    ''')", "f").names
