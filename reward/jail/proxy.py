@@ -95,7 +95,7 @@ class Proxy:
         return self._kestrel_link.leave_context(self, error)
 
     def __aiter__(self) -> Self:
-        return self._kestrel_link.ask("aiter", self)  # type: ignore[no-any-return]
+        return self._kestrel_link.ask("aiter", self)
 
     async def __anext__(self) -> Any:
         found = self._kestrel_link.ask("anext", self)
@@ -134,7 +134,7 @@ def is_proxy(value: object) -> bool:
 
 def is_candidates(value: object) -> bool:
     """Whether a value is, or is copied from, an object of the candidate."""
-    return is_proxy(value) or isinstance(value, DataCopy) or isinstance(value, BaseException)
+    return is_proxy(value) or isinstance(value, DataCopy | BaseException)
 
 
 def number_of(value: Any) -> int:

@@ -10,9 +10,9 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 - a context manager of its own swallows no failed assertion, nor any exception that its values cause;
 - its death is no exception: it ends this side too.
 
-For each unit of tests the judge sends {"run": code, "names": [...], ...} and gets {"done": {"passed", "error", "lost"}}. In between,
-this side asks the candidate (`reward.jail.candidate`) over the link. `lost` means that the candidate is gone, or can be asked nothing
-more. At least one test has to run for a unit to pass.
+For each unit of tests the judge sends {"run": code, "names": [...], ...} and gets {"done": {"passed", "error", "lost"}}. In
+between, this side asks the candidate (`reward.jail.candidate`) over the link. `lost` means that the candidate is gone, or can be
+asked nothing more. At least one test has to run for a unit to pass.
 """
 
 import ast

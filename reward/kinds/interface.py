@@ -82,7 +82,9 @@ def _doctests(tests: str) -> str:
     """The examples in the strings of test code that runs them with `doctest`, as one program."""
     if ">>>" not in tests:
         return ""
-    strings = [node.value for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    strings = [
+        node.value for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     parser = doctest.DocTestParser()
     code = "\n" + "".join(example.source for text in strings if ">>>" in text for example in parser.get_examples(text))
     try:

@@ -29,7 +29,15 @@ def test_a_module_is_never_the_candidates(name: str) -> None:
 @given(NAMES)
 @pytest.mark.parametrize(
     "binding",
-    ["{} = 1", "import {}", "def {}(): pass", "class {}: pass", "for {} in []: pass", "with g as {}: pass", "from a import b as {}"],
+    [
+        "{} = 1",
+        "import {}",
+        "def {}(): pass",
+        "class {}: pass",
+        "for {} in []: pass",
+        "with g as {}: pass",
+        "from a import b as {}",
+    ],
 )
 def test_a_name_that_the_tests_bind_is_theirs(binding: str, name: str) -> None:
     code = f"def g(): pass\n{binding.format(name)}\nassert f({name})"
@@ -38,7 +46,9 @@ def test_a_name_that_the_tests_bind_is_theirs(binding: str, name: str) -> None:
 
 
 @given(NAMES)
-@pytest.mark.parametrize("use", ["def check({0}):\n    assert {0}(1)", "import math\nassert math.{}", "x = lambda {0}: {0}", "[{0} for {0} in ()]"])
+@pytest.mark.parametrize(
+    "use", ["def check({0}):\n    assert {0}(1)", "import math\nassert math.{}", "x = lambda {0}: {0}", "[{0} for {0} in ()]"]
+)
 def test_a_parameter_or_an_attribute_names_nothing_of_the_candidates(use: str, name: str) -> None:
     assert name not in read_interface("", use.format(name), "f").names
 
