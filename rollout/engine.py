@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,10 @@ TORCHRUN_PREFIXES = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_
 """Of the variables that torchrun sets; a server that inherits them takes the worker's rendezvous for its own."""
 
 
+PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ERROR_LINE = re.compile(r"(\[[^\]]*\] )?([\w.]*(Error|Exception|Exit|Interrupt)|[\w.]+\.\w*(Failure|Timeout)): \S")
+CHAINED = re.compile(r"(During handling of the above exception|The above exception was the direct cause)")
 HOPELESS = re.compile(
     r"^\S+ ended with exit code 2$"  # as the guard says it; argparse's, for arguments that it cannot read
     r"|^(ModuleNotFoundError|ImportError): "
@@ -128,6 +133,7 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
 def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
     """The caller's environment without torchrun's variables; on CPU with the stand-ins first on Python's path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_PREFIXES)}
+    env |= _without_proxy(env, settings.host)
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
     env |= {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     if settings.device == "cpu":
@@ -143,6 +149,23 @@ def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
         if settings.host in ("127.0.0.1", "localhost"):
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return env
+
+
+def _without_proxy(env: Mapping[str, str], host: str) -> dict[str, str]:
+    """The server's first request goes to itself, and must not go through a proxy that the environment names for the internet."""
+    named = [env.get(name, "") for name in PROXY_EXCEPTIONS]
+    exceptions = ",".join(dict.fromkeys(filter(None, [*",".join(named).split(","), *LOOPBACK, host])))
+    return dict.fromkeys(PROXY_EXCEPTIONS, exceptions)
+
+
+def cause_of_death(log: str) -> str:
+    """The line of a server's log that tells why it ended: the end of its first traceback, else its last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        follows = lines[number + 1] if number + 1 < len(lines) else ""
+        if ERROR_LINE.match(line) and not CHAINED.match(follows):
+            return line.strip()
+    return lines[-1].strip() if lines else "it wrote nothing to its log"
 
 
 def check(settings: EngineSettings) -> None:
@@ -246,7 +269,8 @@ class Engine:
         self.stop()
         # Arguments that cannot be read are told last, below a usage of hundreds of lines.
         tail = self.log_tail(lines=3 if "ended with exit code 2" in self.log_tail(lines=1) else 40)
-        raise EngineStartError(f"engine {self.url} {what}; the end of {self.settings.log_file}:\n{tail}", hopeless=hopeless)
+        why = self.cause_of_death()
+        raise EngineStartError(f"engine {self.url} {what}: {why}; the end of {self.settings.log_file}:\n{tail}", hopeless=hopeless)
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -256,6 +280,9 @@ class Engine:
         with open(self.settings.log_file, "rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 64 * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    def cause_of_death(self) -> str:
+        return cause_of_death(self.log_tail(lines=1000))
 
     def stop(self) -> None:
         """Kills the server's process group at once: asked politely it drains its requests, when paused for ever."""

@@ -21,16 +21,18 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from rollout.engine_answer import LARGEST_VOCABULARY, AnswerError, Generated, read_generated
+
 UNPUSHED = -1
 """The version that an engine reports before its first push."""
 
 CONTROL_S = 60.0
 BODY_EXCERPT_CHARS = 600
+MOST_ANSWER_BYTES = 64 << 20  # a completion of 100,000 tokens takes some 10 MB
 KEEP_ALIVE_S = 2.0
 """Below the server's 5 s: a connection that it closes while we send on it would look like a dead server."""
 
 T = TypeVar("T")
-Finish = Literal["stop", "length", "abort"]
 
 
 class EngineError(RuntimeError):
@@ -46,6 +48,10 @@ class EngineCallError(EngineError):
         excerpt = f": {body[:BODY_EXCERPT_CHARS]}" if body else ""
         super().__init__(f"engine {url}, {call}: {reason}{excerpt}")
         self.url, self.call, self.reason, self.body = url, call, reason, body
+
+
+class BadAnswer(EngineCallError):
+    """An answer that no sound engine gives: the engine must be replaced."""
 
 
 class EngineGone(EngineCallError):
@@ -66,16 +72,6 @@ class FleetError(EngineError):
     def __init__(self, failures: Mapping[str, EngineError], results: Mapping[str, Any]) -> None:
         super().__init__("; ".join(str(error) for error in failures.values()))
         self.failures, self.results = dict(failures), dict(results)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated:
-    """The answer to one `generate`."""
-
-    tokens: npt.NDArray[np.int32]  # [n], the stop token included
-    logprobs: npt.NDArray[np.float32]  # [n], natural log, at the sampling temperature
-    versions: npt.NDArray[np.int32]  # [n], of the weights that sampled each token
-    finish: Finish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +111,7 @@ class EngineClient:
         max_new_tokens: int,
         stop_token_ids: Sequence[int],
         deadline_s: float,
+        vocabulary: int = LARGEST_VOCABULARY,
     ) -> Generated:
         """Samples a continuation; `sampling` is passed on, as in `{"temperature": 1.0}`.
 
@@ -129,9 +126,9 @@ class EngineClient:
         }
         body = await self._json("POST", "/generate", request, deadline_s=deadline_s, headers=self._headers)
         try:
-            return parse_generated(body)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineCallError(self.url, "/generate", f"unexpected answer ({error!r})", str(body)) from error
+            return read_generated(body, most_tokens=max_new_tokens, vocabulary=vocabulary)
+        except AnswerError as error:
+            raise BadAnswer(self.url, "/generate", f"unexpected answer: {error}") from error
 
     async def abort(self, rid: str, *, deadline_s: float = CONTROL_S) -> None:
         """Ends one request: its `generate` returns what there is, with finish `abort`. An unknown `rid` is no error.
@@ -265,7 +262,7 @@ class EngineClient:
     async def _control(self, path: str, request: Mapping[str, Any], *, deadline_s: float) -> None:
         status, body = await self._send("POST", path, request, deadline_s=deadline_s, headers=self._admin_headers)
         if status != 200:
-            raise EngineCallError(self.url, path, f"HTTP {status}", body)
+            raise EngineCallError(self.url, path, f"HTTP {status}", _shown(body))
 
     async def _json(
         self,
@@ -276,15 +273,15 @@ class EngineClient:
         deadline_s: float,
         headers: Mapping[str, str],
     ) -> dict[str, Any]:
-        status, text = await self._send(method, path, request, deadline_s=deadline_s, headers=headers)
+        status, data = await self._send(method, path, request, deadline_s=deadline_s, headers=headers)
         if status != 200:
-            raise EngineCallError(self.url, path, f"HTTP {status}", text)
+            raise EngineCallError(self.url, path, f"HTTP {status}", _shown(data))
         try:
-            body = json.loads(text)
-        except ValueError as error:
-            raise EngineCallError(self.url, path, "the answer is no JSON", text) from error
+            body = json.loads(data.decode())
+        except (ValueError, RecursionError) as error:
+            raise BadAnswer(self.url, path, f"the answer is no JSON ({type(error).__name__})", _shown(data)) from error
         if not isinstance(body, dict):
-            raise EngineCallError(self.url, path, "the answer is no JSON object", text)
+            raise BadAnswer(self.url, path, "the answer is no JSON object", _shown(data))
         return body
 
     async def _send(
@@ -295,14 +292,21 @@ class EngineClient:
         *,
         deadline_s: float,
         headers: Mapping[str, str],
-    ) -> tuple[int, str]:
+    ) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector)
-        timeout = aiohttp.ClientTimeout(total=deadline_s)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        timeout, url = aiohttp.ClientTimeout(total=deadline_s), self.url + path
         try:
-            async with self._session.request(method, self.url + path, json=request, headers=headers, timeout=timeout) as answer:
-                return answer.status, await answer.text()
+            async with self._session.request(
+                method, url, json=request, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                body = bytearray()
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > MOST_ANSWER_BYTES:
+                        raise BadAnswer(self.url, path, f"an answer of more than {MOST_ANSWER_BYTES} bytes")
+                return answer.status, bytes(body)
         except TimeoutError as error:
             raise EngineTimeout(self.url, path, f"no answer within {deadline_s:g} s") from error
         except aiohttp.ClientError as error:
@@ -361,37 +365,11 @@ class EngineFleet:
         self._loop.close()
 
 
-def parse_generated(body: Mapping[str, Any]) -> Generated:
-    """The answer of `/generate` as arrays; another shape raises KeyError, IndexError, TypeError or ValueError."""
-    meta = body["meta_info"]
-    scored = meta.get("output_token_logprobs") or []
-    tokens = np.array([token for _, token, _ in scored], dtype=np.int32)
-    if tokens.tolist() != list(body["output_ids"]):
-        raise ValueError("output_ids and output_token_logprobs disagree")
-    finish = meta["finish_reason"]["type"]
-    if finish not in ("stop", "length", "abort"):
-        raise ValueError(f"finish reason {finish!r}")
-    return Generated(
-        tokens=tokens,
-        logprobs=np.array([logprob for logprob, _, _ in scored], dtype=np.float32),
-        versions=_versions(meta.get("weight_versions") or [], len(tokens)),
-        finish=finish,
-    )
-
-
-def _versions(spans: Sequence[Mapping[str, Any]], tokens: int) -> npt.NDArray[np.int32]:
-    """Spans [start, end) of one version each, made one version a token. They must cover the tokens without a gap."""
-    versions = np.empty(tokens, dtype=np.int32)
-    covered = 0
-    for span in spans:
-        if span["start"] != covered:
-            raise ValueError(f"weight_versions leave a gap or overlap at token {covered}: {list(spans)}")
-        versions[covered : span["end"]] = int(span["version"])
-        covered = span["end"]
-    if covered != tokens:
-        raise ValueError(f"weight_versions cover {covered} of {tokens} tokens")
-    return versions
-
-
 def _bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of a body, without the characters that would change the terminal on which it is shown."""
+    text = body[: 4 * BODY_EXCERPT_CHARS].decode(errors="replace")
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -9,6 +9,7 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine_starts = 0
+        self.bad_answers = 0  # answers that no sound engine gives
         self._clock = clock
         self._began_s = self._turned_s = clock()
         self._idle_s = 0.0
@@ -51,4 +52,5 @@ class Meter:
             "abandoned_requests": self._abandoned,
             "abandoned_tokens": round(self._abandoned_s * self._tokens / max(self._request_s, 1e-9)),
             "engine_starts": self.engine_starts,
+            "bad_answers": self.bad_answers,
         }

@@ -40,7 +40,8 @@ import numpy as np
 
 from conf.schema import RunConfig
 from rollout.engine import Engine, EngineStartError
-from rollout.engine_client import EngineCallError, EngineClient, EngineError, Generated
+from rollout.engine_answer import LARGEST_VOCABULARY, Generated
+from rollout.engine_client import BadAnswer, EngineCallError, EngineClient, EngineError
 from rollout.ledger.records import Finish, Position, RecordError, Segment, SegmentWork
 from rollout.meter import Meter
 from rollout.queue.client import AsyncQueueClient, QueueError, Refused
@@ -76,16 +77,22 @@ class PromptRefused(Exception):
 def stop_token_ids(model: Path) -> list[int]:
     """The tokens that end a completion, as the model folder says. Raises CannotStart if it names none."""
     for name in ("generation_config.json", "config.json"):
-        path = model / name
-        if not path.is_file():
-            continue
-        try:
-            ids = json.loads(path.read_text()).get("eos_token_id")
-        except ValueError as error:
-            raise CannotStart(f"{path} is no JSON: {error}") from error
-        if ids is not None:
+        if (ids := _stated(model / name, "eos_token_id")) is not None:
             return [ids] if isinstance(ids, int) else list(ids)
     raise CannotStart(f"{model}: neither generation_config.json nor config.json says `eos_token_id`; add what ends an answer")
+
+
+def vocabulary(model: Path) -> int:
+    """How many tokens the model has; a sound engine samples no other. Raises CannotStart."""
+    size = _stated(model / "config.json", "vocab_size")
+    return size if isinstance(size, int) else LARGEST_VOCABULARY
+
+
+def _stated(path: Path, key: str) -> Any:
+    try:
+        return json.loads(path.read_text()).get(key) if path.is_file() else None
+    except (ValueError, AttributeError) as error:
+        raise CannotStart(f"{path} is no JSON object: {error}") from error
 
 
 def finish_of(work: SegmentWork, generated: Generated, max_completion_tokens: int) -> Finish:
@@ -132,6 +139,7 @@ class Worker:
         self._engine = engine
         self._queue = queue
         self._stop_tokens = stop_token_ids(engine.settings.model)
+        self._vocabulary = vocabulary(engine.settings.model)
         self._rids = count()
         self._flights: dict[Position, _Flight] = {}
         self._flying: set[asyncio.Task[None]] = set()
@@ -222,7 +230,7 @@ class Worker:
             elif time.monotonic() - healthy_s > self._stuck_s:
                 return f"did nothing for {self._stuck_s:.0f} s, longer than any push may take"
             await asyncio.wait([serving.ended], timeout=WATCH_S)
-        return "died"
+        return f"died: {self._engine.cause_of_death()}"
 
     # Leases
 
@@ -277,8 +285,9 @@ class Worker:
         except PromptRefused as refusal:
             log.warning("the prompt of group %d is refused: %s", position.group, refusal)
             await self._queue.refuse_prompt(position.group, str(refusal))
-        except Refused as error:
+        except Refused as error:  # as tokens of a version that no trainer has made
             log.error("what was sampled at %s is lost: %s", position, error)
+            self._give_up(flight.serving, f"sampled what the ledger refuses ({error})")
         finally:
             del self._flights[position]
             self._landed.set()
@@ -299,6 +308,7 @@ class Worker:
             if isinstance(error, EngineCallError) and error.reason == "HTTP 400":
                 tokens = 0
                 raise PromptRefused(str(error)) from error
+            self.meter.bad_answers += isinstance(error, BadAnswer | RecordError)
             log.warning("request %s at %s failed: %s", flight.rid, flight.work.position, error)
             self._give_up(flight.serving, f"failed a request ({error})")
             return self._nothing()
@@ -315,6 +325,7 @@ class Worker:
             max_new_tokens=flight.work.max_new_tokens,
             stop_token_ids=self._stop_tokens,
             deadline_s=request_s + ABORT_GRACE_S,
+            vocabulary=self._vocabulary,
         )
         call = asyncio.create_task(generate)
         either: list[asyncio.Future[Any]] = [call, flight.stop]

@@ -1,27 +1,28 @@
 """The client against the fake server, which speaks SGLang's dialect over real HTTP."""
 
 import asyncio
+import gzip
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
+from rollout import engine_client
+from rollout.engine_answer import Generated
 from rollout.engine_client import (
+    BadAnswer,
     EngineCallError,
     EngineClient,
     EngineFleet,
     EngineGone,
     EngineTimeout,
     FleetError,
-    Generated,
-    parse_generated,
 )
 from tests.ports import free_port
-from tests.rollout.fake_engine import FakeEngine, next_token, spans
+from tests.rollout.fake_engine import FakeEngine, next_token
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -51,13 +52,16 @@ def with_fake(test: Callable[[FakeEngine, EngineClient], Awaitable[Any]], **sett
     return asyncio.run(run())
 
 
-async def ask(client: EngineClient, count: int, *, stop_token_ids: Sequence[int] = (), deadline_s: float = 10.0) -> Generated:
+async def ask(
+    client: EngineClient, count: int, *, stop_token_ids: Sequence[int] = (), deadline_s: float = 10.0, **more: Any
+) -> Generated:
     return await client.generate(
         PROMPT,
         {"temperature": 1.0},
         rid="a",
         max_new_tokens=count,
         stop_token_ids=stop_token_ids,
+        **more,
         deadline_s=deadline_s,
     )
 
@@ -190,55 +194,68 @@ def test_health_waits_while_paused_but_model_info_answers() -> None:
     with_fake(test, version="5")
 
 
-@given(st.lists(st.integers(0, 3), max_size=20).map(sorted))
-def test_spans_become_the_versions_they_stand_for(versions: list[int]) -> None:
-    scored = [(-0.5, token, None) for token in range(len(versions))]
+def sound(tokens: list[int]) -> dict[str, Any]:
     meta = {
-        "output_token_logprobs": scored,
-        "weight_versions": spans([str(version) for version in versions]),
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        "weight_versions": [{"version": "0", "start": 0, "end": len(tokens)}],
         "finish_reason": {"type": "length"},
     }
-    assert parse_generated({"output_ids": list(range(len(versions))), "meta_info": meta}).versions.tolist() == versions
+    return {"output_ids": tokens, "meta_info": meta}
 
 
-@pytest.mark.parametrize(
-    "weight_versions",
-    [
-        [],
-        [{"version": "1", "start": 0, "end": 1}],
-        [{"version": "1", "start": 1, "end": 2}],
-        [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 0, "end": 2}],
-        [{"version": "1", "start": 0, "end": 3}],
-    ],
-)
-def test_versions_that_do_not_cover_every_token_are_refused(weight_versions: list[dict[str, Any]]) -> None:
-    meta = {
-        "output_token_logprobs": [(-0.5, 8, None), (-0.5, 9, None)],
-        "weight_versions": weight_versions,
-        "finish_reason": {"type": "length"},
-    }
-    with pytest.raises(ValueError, match="weight_versions"):
-        parse_generated({"output_ids": [8, 9], "meta_info": meta})
+HEADERS = {"Content-Type": "application/json"}
+UNSOUND = {
+    "another shape": lambda: web.json_response({"text": "hello", "meta_info": {"finish_reason": None}}),
+    "more than asked": lambda: web.json_response(sound([1, 2])),
+    "a token beyond the vocabulary": lambda: web.json_response(sound([7])),
+    "a list": lambda: web.json_response([]),
+    "no JSON": lambda: web.Response(text="hello", headers=HEADERS),
+    "broken UTF-8": lambda: web.Response(body=json.dumps(sound([1])).encode()[:-1] + b', "text": "\xff"}', headers=HEADERS),
+    "UTF-16": lambda: web.Response(body=json.dumps(sound([1])).encode("utf-16"), headers=HEADERS),
+    "a huge integer": lambda: web.Response(text='{"output_ids": [' + "9" * 5000 + "]}", headers=HEADERS),
+    "deep": lambda: web.Response(text="[" * 100_000, headers=HEADERS),
+    "too large": lambda: web.Response(body=b" " * (engine_client.MOST_ANSWER_BYTES + 1), headers=HEADERS),
+    "compressed": lambda: web.Response(body=gzip.compress(b" " * (1 << 26)), headers=HEADERS | {"Content-Encoding": "gzip"}),
+}
 
 
-def test_an_answer_of_another_shape_is_an_engine_error() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"text": "hello", "meta_info": {"finish_reason": None}})
+@pytest.mark.parametrize("answer", UNSOUND.values(), ids=UNSOUND.keys())
+def test_answer_that_no_sound_engine_gives_is_refused(answer: Callable[[], web.Response]) -> None:
+    with pytest.raises(BadAnswer):
+        answered_by(answer)
 
-    async def run() -> None:
+
+@pytest.mark.parametrize("status", [307, 500])
+def test_other_status_than_200_is_an_error_whose_text_cannot_change_the_terminal(status: int) -> None:
+    headers = {"Location": "http://127.0.0.1:1/"} if status == 307 else {}
+    with pytest.raises(EngineCallError, match=rf"HTTP {status}: \\x1b\[2J") as caught:
+        answered_by(lambda: web.Response(status=status, text="\x1b[2J", headers=headers))
+    assert caught.value.answered and "\x1b" not in str(caught.value)
+
+
+def test_sound_answer_is_taken() -> None:
+    assert answered_by(lambda: web.json_response(sound([3]))).tokens.tolist() == [3]
+
+
+def answered_by(answer: Callable[[], web.Response]) -> Generated:
+    """What the client makes of this answer to a request for one token of five."""
+
+    async def handle(_: web.Request) -> web.Response:
+        return answer()
+
+    async def run() -> Generated:
         app = web.Application()
-        app.add_routes([web.post("/generate", answer)])
+        app.add_routes([web.post("/generate", handle)])
         runner, port = web.AppRunner(app), free_port()
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         try:
             async with EngineClient(f"http://127.0.0.1:{port}") as client:
-                with pytest.raises(EngineCallError, match="unexpected answer"):
-                    await ask(client, 1)
+                return await ask(client, 1, vocabulary=5)
         finally:
             await runner.cleanup()
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
 def test_a_fleet_calls_all_engines_at_once_and_names_those_that_failed() -> None:

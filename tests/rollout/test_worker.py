@@ -8,7 +8,7 @@ import pytest
 
 from conf.schema import ConfigError
 from rollout.__main__ import own_address
-from rollout.engine_client import Generated
+from rollout.engine_answer import Generated
 from rollout.ledger.records import Finish, Position, SegmentWork
 from rollout.meter import Meter
 from rollout.worker import CannotStart, finish_of, stop_token_ids

@@ -12,7 +12,7 @@ import torch
 
 from conf.shapes import Layout, read_shape
 from rollout.engine import Engine, EngineSettings
-from rollout.engine_client import Generated
+from rollout.engine_answer import Generated
 from rollout.ledger.records import EngineInfo
 from tests.ports import free_port
 from tests.trainer import ranks
