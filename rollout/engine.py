@@ -270,7 +270,9 @@ class Engine:
         # Arguments that cannot be read are told last, below a usage of hundreds of lines.
         tail = self.log_tail(lines=3 if "ended with exit code 2" in self.log_tail(lines=1) else 40)
         why = self.cause_of_death()
-        raise EngineStartError(f"engine {self.url} {what}: {why}; the end of {self.settings.log_file}:\n{tail}", hopeless=hopeless)
+        raise EngineStartError(
+            f"engine {self.url} {what}: {why}; the end of {self.settings.log_file}:\n{tail}", hopeless=hopeless
+        )
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -15,12 +15,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from requests.utils import should_bypass_proxies  # as SGLang's own warm-up uses it
 
 from rollout.engine import (
     SCRATCH_PREFIX,
     Engine,
     EngineSettings,
     EngineStartError,
+    cause_of_death,
     check,
     command_line,
     environment,
@@ -287,3 +291,54 @@ def test_stand_ins_are_on_the_path_on_cpu_only(settings: Callable[..., EngineSet
     on_gpu = environment(settings(device="cuda"), tmp_path)
     assert "cpu_engine" not in on_gpu.get("PYTHONPATH", "")
     assert "SGLANG_USE_CPU_ENGINE" not in on_gpu
+
+
+CHAIN = """INFO: started
+Traceback (most recent call last):
+  File "urllib3.py", line 1
+ConnectionRefusedError: [Errno 111] Connection refused
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+requests.exceptions.ProxyError: HTTPConnectionPool(host='10.0.0.1', port=3128): Max retries exceeded
+[2026-11-30 12:00:00] Initialization failed
+Traceback (most recent call last):
+RuntimeError: the server was killed
+python ended with exit code -9
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (CHAIN, "requests.exceptions.ProxyError: HTTPConnectionPool(host='10.0.0.1', port=3128): Max retries exceeded"),
+        ("[TP0] torch.OutOfMemoryError: CUDA out of memory.\nlater\n", "[TP0] torch.OutOfMemoryError: CUDA out of memory."),
+        ("loading\npython ended with exit code -9\n\n", "python ended with exit code -9"),
+        ("", "it wrote nothing to its log"),
+    ],
+)
+def test_line_that_tells_why_a_server_died_is_the_end_of_its_first_traceback(log: str, cause: str) -> None:
+    assert cause_of_death(log) == cause
+
+
+@given(st.text())
+def test_whatever_a_log_holds_there_is_one_line_that_tells_why(log: str) -> None:
+    assert len(cause_of_death(log).splitlines()) == 1
+
+
+def test_server_does_not_reach_itself_through_a_proxy_of_the_environment(
+    settings: Callable[..., EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = settings(host="10.1.2.3")  # its node's own address
+    env = environment(server, tmp_path)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert all(
+        should_bypass_proxies(f"http://{host}:80/", None) for host in ("127.0.0.1", "localhost", "10.1.2.3", "intranet.example")
+    )
+    assert not should_bypass_proxies("http://huggingface.example/", None) and env["http_proxy"] == "http://127.0.0.1:9"

@@ -39,7 +39,11 @@ def test_token_that_the_model_does_not_have_is_refused(token: Any) -> None:
         read(answer([1, token]))
 
 
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 5.0, 0.01, None, True, "-1", 10**400, -(10**400)], ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize(
+    "logprob",
+    [math.nan, math.inf, -math.inf, 5.0, 0.01, None, True, "-1", 10**400, -(10**400)],
+    ids=lambda value: str(value)[:12],
+)
 def test_number_that_is_no_log_prob_is_refused(logprob: Any) -> None:
     with pytest.raises(AnswerError, match="log-prob"):
         read(answer([1], logprob=logprob))
