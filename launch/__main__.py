@@ -1,13 +1,13 @@
 """The launcher: from a command line to a finished run.
 
     python -m launch experiment=debug [trainer.steps=5 …]     one run
-    python -m launch experiment=debug dry_run=true            its placement, configuration and costs, nothing started
-    python -m launch resume=outputs/NAME [trainer.steps=80]   go on with a run from its last checkpoint
+    python -m launch experiment=debug dry_run=true            its placement, configuration and costs; nothing is started
+    python -m launch resume=outputs/NAME [trainer.steps=80]   resumes a run from its last checkpoint
     sbatch launch/kestrel_256.sh [override …]                 a run on the nodes of a Slurm job (docs/slurm.md)
     python -m launch -m experiment=debug rollout.max_staleness=0,1,2    several runs, one after another; then launch.report.sweep
-    … hydra/launcher=submitit_slurm [hydra.launcher.partition=…]        the same as Slurm jobs, side by side
+    … hydra/launcher=submitit_slurm [hydra.launcher.partition=…]        the same runs as Slurm jobs, in parallel
 
-Exit codes: 0 the run is complete · 1 it failed · 2 it was asked for wrongly · 130 it was interrupted.
+Exit codes: 0 the run is complete · 1 it failed · 2 the command or a setting is wrong · 130 it was interrupted.
 """
 
 import os
@@ -39,17 +39,17 @@ from launch.slurm.job import SlurmError, was_requeued
 from rollout.queue.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
-LONGEST_NAME = 120  # of a sweep's job; its number comes first, so that it stays its own
+LONGEST_NAME = 120  # of a job in a sweep; the name begins with the job's number, so it stays unique
 KNOWN_ERRORS = (ConfigError, KeysError, PrepareError, RunFailed, SlurmError, OSError)
 
 
 _failures: list[tuple[str, int]] = []
-"""Message and exit code of what failed here: raised through Hydra they would come with its own words around them."""
+"""The message and exit code of each failure. An exception that goes through Hydra would get Hydra's own text around it."""
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _one_job(composed: DictConfig) -> float:
-    """One run, or one job of a sweep; the number is what a sweep compares. A failed job does not end a sweep."""
+    """One run, or one job of a sweep. Returns the number that a sweep compares. A failed job does not end a sweep."""
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         with in_one_line():
@@ -78,35 +78,35 @@ def _one_of_a_sweep(composed: DictConfig) -> float:
 
 
 def _check_words(words: list[str]) -> None:
-    """What would do nothing, or be taken for something else. Raises ConfigError."""
+    """Refuses words that would have no effect, or another effect than they seem to have. Raises ConfigError."""
     groups = {"experiment", *(item.name for item in fields(RunConfig))}
     for word in words:
         if word.startswith("--") and re.split("[.=]", word[2:])[0] in groups:
             raise ConfigError(f"{word}: settings are given without dashes, {word[2:]}")
-    # Jobs of a sweep name themselves and lie together.
+    # The jobs of a sweep get their names and a common folder by themselves.
     if set(MULTIRUN) & set(words):
         for word in words:
             if word.startswith(("output=", "name=", "resume=")):
                 raise ConfigError(
-                    f"{word} has no place in a sweep: its jobs are new runs in a folder of their own, hydra.sweep.dir=…"
+                    f"{word} has no place in a sweep: its jobs are new runs in a folder of their own (hydra.sweep.dir=…)"
                 )
     if any(word.startswith("resume=") for word in words):
         _check_resume_words(words)
 
 
 def _check_resume_words(words: list[str]) -> None:
-    """A run that goes on has its folder, its name and its presets already. Raises ConfigError."""
+    """A resumed run has its folder, its name and its presets already. Raises ConfigError."""
     presets = {item.name for item in fields(RunConfig) if is_dataclass(item.type)}
     if len(runs := [word for word in words if word.startswith("resume=")]) > 1:
-        raise ConfigError(f"{' '.join(runs)}: one run at a time can be gone on with")
+        raise ConfigError(f"{' '.join(runs)}: one run at a time can be resumed")
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         if word.startswith(("+", "~")) or re.split("[./@]", key)[0] == "hydra":
-            raise ConfigError(f"{word} is for Hydra, which has no part in a resume: set what the run has, as in trainer.steps=80")
+            raise ConfigError(f"{word} is for Hydra, which a resume does not use: change settings as in trainer.steps=80")
         if key in ("name", "output"):
-            raise ConfigError(f"{word}: a run that goes on keeps its folder; leave it out, or rename the folder before")
+            raise ConfigError(f"{word}: a resumed run keeps its folder; leave this out, or rename the folder first")
         if key in presets:
-            raise ConfigError(f"{word}: presets are chosen when a run begins; set what is to change, {key}.…=…")
+            raise ConfigError(f"{word}: presets are chosen when a run begins; change single settings instead, {key}.…=…")
 
 
 def _failed(error: Exception) -> float:
@@ -118,11 +118,11 @@ def _failed(error: Exception) -> float:
 def _run(config: RunConfig, *, resumed: bool) -> float:
     config = with_device(config)
     if config.dry_run:
-        print(dry_run(config))
+        dry_run(config, sys.stdout)
         return 0.0
     run_dir = Path(config.output) / config.name
     if config.cluster.kind == "slurm":
-        run_dir = run_dir.resolve()  # it is handed to other nodes
+        run_dir = run_dir.resolve()  # other nodes get this path
         if was_requeued() and (run_dir / CONFIG_FILE).exists():
             stored = read_run(run_dir)
             check_resumed(stored, config)
@@ -131,18 +131,18 @@ def _run(config: RunConfig, *, resumed: bool) -> float:
 
 
 def _name(composed: DictConfig, *, sweep: bool) -> None:
-    """A run's folder: output/name. The jobs of a sweep lie together, numbered, named by what they vary."""
+    """Sets the run's folder, output/name. The jobs of a sweep share a folder and are named by number and by what varies."""
     hydra_config = HydraConfig.get()
     if not composed.name:
         experiment = hydra_config.runtime.choices.get("experiment") or "run"
         in_slurm = composed.cluster.kind == "slurm" and not composed.dry_run
-        # A requeued job finds its run by its number, which stays.
+        # A requeued job keeps its number, and so finds its run.
         stamp = os.environ.get("SLURM_JOB_ID", "") if in_slurm else ""
         composed.name = f"{experiment}-{stamp or time.strftime('%Y%m%d-%H%M%S')}"
     if sweep:
         unnamed = set(hydra_config.job.config.override_dirname.exclude_keys)
         varied = [o for o in hydra_config.overrides.task if o.lstrip("+~").partition("=")[0] not in unnamed]
-        # ASCII: a name's limit is in bytes.
+        # ASCII, since the limit of a name is in bytes.
         what = [re.sub(r"[^\w.=+-]", "_", re.sub(r"^[^=]*\.", "", override), flags=re.ASCII) for override in varied]
         composed.output = hydra_config.sweep.dir
         composed.name = "-".join([f"{hydra_config.job.num:02d}", *what])[:LONGEST_NAME]
@@ -153,7 +153,7 @@ def main() -> int:
         print(f"{__doc__}\nSettings: docs/settings.md. Experiments: {', '.join(experiments())}.")
         return 0
     resumed = [a.removeprefix("resume=") for a in sys.argv[1:] if a.startswith("resume=")]
-    # Hydra would print its errors itself, as programmers want them; so they come here, and become one line.
+    # By default Hydra prints tracebacks itself. With this its errors are raised, and become one line here.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register()
     try:
@@ -182,7 +182,7 @@ def main() -> int:
 
 
 def _after_sweep(sweep_dir: Path) -> int:
-    """Counts by the records, since jobs may have run elsewhere; a mistake that was found before any job is among the failures."""
+    """Counts the jobs by their records, since they may have run elsewhere. A mistake found before any job is a failure too."""
     jobs = read_jobs(sweep_dir)
     if jobs:
         done = sum(job.state is State.DONE for job in jobs)

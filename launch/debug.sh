@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole loop on one machine, small: launch/debug.sh [override …], e.g. launch/debug.sh trainer.steps=5 rollout.max_staleness=0
-# On two GPUs or more it uses them all (launch/plan/one_node.py); on one, or none, it takes the CPU.
+# With two GPUs or more it uses all of them (launch/plan/one_node.py); with fewer it uses the CPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python

@@ -3,10 +3,10 @@
 #
 #   sbatch launch/kestrel_256.sh [override …]                                the job of 256 GPUs
 #   sbatch --nodes=4 launch/kestrel_256.sh experiment=debug [override …]     the same, small
-#   sbatch launch/kestrel_256.sh resume=outputs/NAME                         go on with a run
+#   sbatch launch/kestrel_256.sh resume=outputs/NAME                         resume a run
 #
-# What differs between clusters is configuration (cluster.setup, cluster.container, cluster.trainer_python, …) or an option
-# of sbatch (--partition, --account, --time). Any #SBATCH line can be overridden on the command line.
+# Differences between clusters are settings (cluster.setup, cluster.container, cluster.trainer_python, …) or options of
+# sbatch (--partition, --account, --time). Options on the command line take precedence over the #SBATCH lines.
 #SBATCH --job-name=kestrel
 #SBATCH --nodes=32
 #SBATCH --ntasks-per-node=1
@@ -19,28 +19,28 @@
 #SBATCH --open-mode=append
 #SBATCH --output=kestrel-%j.log
 #
-# --signal: ten minutes before the limit the trainer saves and ends, and the job requeues itself, to go on from there.
+# --signal: ten minutes before the time limit the trainer saves and exits, and the job requeues itself to go on.
 # --no-kill: a lost node does not end the job; the launcher goes on without it.
 set -euo pipefail
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
   echo "kestrel_256.sh is for Slurm: sbatch launch/kestrel_256.sh [override …]" >&2
   exit 2
 fi
-export SLURM_EXPORT_ENV=ALL # `sbatch --export=NONE` is for this script; its steps need the environment that it makes
+export SLURM_EXPORT_ENV=ALL # after `sbatch --export=NONE` the steps still need the environment of this script
 told=
-trap 'told=yes' USR1 # to save, and handed on to the launcher below
+trap 'told=yes' USR1 # the request to save is passed on to the launcher below
 
-# Slurm runs a copy of this script; where the original lies it knows.
-# Its path may hold spaces, and the overrides follow it: the longest beginning that is a file.
+# Slurm runs a copy of this script, and knows the path of the original. The path may hold spaces, and the overrides follow it:
+# the path is the longest beginning that is a file.
 script=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 while [[ ! -f $script && $script == *" "* ]]; do script=${script% *}; done
 project=$(dirname "$(dirname "$(realpath -m "$script")")")
 if [[ ! -f $script || ! -f $project/launch/__main__.py ]]; then
-  echo "kestrel_256.sh is not where it was submitted from ($script): submit it by sbatch, as a file, and leave that there" >&2
+  echo "kestrel_256.sh is no longer where it was submitted ($script): submit the file by sbatch, and do not move it" >&2
   exit 2
 fi
 
-# The launcher's own Python needs no torch; those of trainer and fleet are cluster.trainer_python and cluster.rollout_python.
+# The launcher's own Python needs no torch. Trainer and fleet use cluster.trainer_python and cluster.rollout_python.
 python=${KESTREL_PYTHON:-$project/.venv/bin/python}
 [[ -x $python ]] || python=python3
 export PYTHONPATH=$project${PYTHONPATH:+:$PYTHONPATH}
@@ -50,8 +50,8 @@ case " $*" in
   *) set -- experiment=kestrel_256 "$@" ;;
 esac
 
-# In the place of this shell, so that Slurm's signals reach the launcher itself; one to save waits until it listens.
-# Ignored meanwhile, since a trap does not outlive exec and the signal would kill: some hundredths of a second are deaf.
+# The launcher replaces this shell, so that Slurm's signals reach it. A request to save is blocked until the launcher can take it.
+# Between the trap and the block the signal is ignored for some hundredths of a second, or it would kill the job.
 hold='import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -192,22 +192,21 @@ def newest_checkpoint(run_dir: Path) -> int:
     return max((int(version) for version in versions if version.isdigit()), default=0)
 
 
-def dry_run(config: RunConfig) -> str:
-    """Placement, configuration and costs of a run on any machine, and what would stop it. Nothing is made or started.
+def dry_run(config: RunConfig, out: TextIO) -> None:
+    """Prints placement, configuration and costs of a run on any machine, and what is missing here. Nothing is made or started.
 
-    Raises ConfigError where a launch on this machine would.
+    Raises ConfigError if a launch on this machine would be refused.
     """
     run_dir = Path(config.output) / config.name
     base_port = choose_base_port(run_dir, config, is_free=lambda port: True)
     nodes = planned_nodes(config)
     processes = place(config, run_dir, nodes, base_port)
+    size = f"{'processes':<12} {_size(config, nodes)}"
+    print(f"{describe(processes)}\n\n{as_yaml(config)}\n{size}\n{costs(config)}", file=out, flush=True)
     if config.cluster.kind == "local" and config.cluster.nodes == 1:
         check_inputs(config, run_dir, processes)
-    failures = [f"\n{'missing here':<12} {failure}" for failure in input_failures(config, run_dir, processes)]
-    return (
-        f"{describe(processes)}\n\n{as_yaml(config)}\n{'processes':<12} {_size(config, nodes)}\n{costs(config)}"
-        + "".join(failures)
-    )  # fmt: skip
+    for failure in input_failures(config, run_dir, processes):
+        print(f"{'missing here':<12} {failure}", file=out, flush=True)
 
 
 def _size(config: RunConfig, nodes: Sequence[Node]) -> str:

@@ -1,1 +1,1 @@
-"""What usually goes wrong, found before GPUs are burned: facts of every node, judged by small functions."""
+"""Finds the usual mistakes before GPUs are used: facts about every node, checked by small functions."""

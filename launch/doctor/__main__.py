@@ -1,11 +1,11 @@
-"""Whether a run could start and get through, before it does.
+"""Checks whether a run could start and reach its end, before it starts.
 
-    python -m launch.doctor experiment=debug [overrides]            every check
-    python -m launch.doctor --fast experiment=debug                 those that every launch makes by itself
-    python -m launch.doctor resume=outputs/NAME [overrides]         of a run that is to go on
+    python -m launch.doctor experiment=debug [overrides]            all checks
+    python -m launch.doctor --fast experiment=debug                 the checks that every launch makes by itself
+    python -m launch.doctor resume=outputs/NAME [overrides]         for a run that is to be resumed
 
-Within a Slurm allocation every node of the run is asked, else this machine alone. Exit codes: 0 nothing would fail · 1 something
-would, or the nodes could not be asked · 2 it was asked for wrongly.
+Inside of a Slurm allocation every node of the run is asked, otherwise this machine alone.
+Exit codes: 0 no check failed · 1 a check failed, or the nodes could not be asked · 2 the command is wrong.
 """
 
 import os
@@ -38,13 +38,13 @@ COLOURS = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Lev
 
 
 def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
-    """Shows every finding; whether nothing would fail. Raises ConfigError, DoctorError, SlurmError."""
+    """Shows every finding. Returns whether no check failed. Raises ConfigError, DoctorError, SlurmError."""
     config = with_device(config)
     run_dir = Path(config.output) / config.name
-    check_run_dir(run_dir, resumed=True)  # a new run will have a name of its own
+    check_run_dir(run_dir, resumed=True)  # a new run will have its own name
     base_port = choose_base_port(run_dir, config, port_is_free)
     case = gather(config, run_dir, place(config, run_dir, nodes_at_hand(config), base_port))
-    with console.status("asking"):
+    with console.status("checking"):
         findings = list(examine(case, fast=fast))
     console.print(table(findings))
     worst = max((finding.level for _, finding in findings), default=Level.OK)
@@ -54,17 +54,17 @@ def diagnose(config: RunConfig, *, fast: bool, console: Console) -> bool:
 
 
 def table(findings: Sequence[tuple[str, Finding]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    rows = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("check", "", "found", "what to do"):
-        shown.add_column(title, overflow="fold")
+        rows.add_column(title, overflow="fold")
     for name, finding in findings:
-        # As texts: Rich takes [words] in a string for its own marks, and leaves them out.
-        shown.add_row(name, Text(str(finding.level), COLOURS[finding.level]), Text(finding.message), Text(finding.remedy))
-    return shown
+        # As Text: Rich reads [words] in a plain string as markup, and leaves them out.
+        rows.add_row(name, Text(str(finding.level), COLOURS[finding.level]), Text(finding.message), Text(finding.remedy))
+    return rows
 
 
 def configuration(words: Sequence[str]) -> RunConfig:
-    """Of the run that a launch with these words would start, or go on with. Raises ConfigError."""
+    """The configuration of the run that a launch with these words would start or resume. Raises ConfigError."""
     if resumed := [word for word in words if word.startswith(RESUME)]:
         return read_resumed(Path(resumed[0].removeprefix(RESUME)), [word for word in words if word not in resumed])
     made = composed(["name=doctor", *words])
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     if not words or set(words) & {"-h", "--help"}:
         print(__doc__)
         return 0 if words else ASKED_WRONGLY
-    # Into a file, as a batch job writes, the table is as wide as its texts want.
+    # In a file, such as the output of a batch job, the table has a fixed width.
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
     try:
         return 0 if diagnose(configuration(words), fast=FAST in arguments, console=console) else FAILED

@@ -1,4 +1,4 @@
-"""What a run as it is configured needs of memory, disk and time: for `dry_run=true`, by the planner's formulas."""
+"""The memory, disk and time that a run needs, for `dry_run=true`, by the formulas of the planner."""
 
 from dataclasses import fields
 
@@ -13,7 +13,7 @@ from launch.plan.training import USABLE
 
 
 def costs(config: RunConfig) -> str:
-    """A line a subject. What cannot be estimated is said instead, with the reason."""
+    """One line per subject. When there is no estimate, a line says why."""
     lines: list[tuple[str, str]] = []
     try:
         parameters = shape_of(config.model).parameters
@@ -42,7 +42,7 @@ def _of_plan(plan: Plan) -> list[tuple[str, str]]:
     running, tokens = plan.generation.running, plan.generation.kv_tokens
     return [
         ("trainer GPU", f"{gb(memory.bytes)} of {gb(usable)} usable ({plan.training.setup}): {parts}"),
-        ("engine GPU", f"weights {gb(weights)}; a KV cache of {tokens:,.0f} tokens an engine, {running:.0f} sequences at once"),
+        ("engine GPU", f"weights {gb(weights)}; a KV cache of {tokens:,.0f} tokens per engine, {running:.0f} sequences at once"),
         ("step", f"{plan.step_s:.0f} s: training {plan.training.step_s:.0f} s, generation {plan.generation.step_s:.0f} s; "
                  f"limited by {plan.limit}"),
         ("run", f"{plan.hours:.1f} h for {plan.workload.steps} steps, with checkpoints and failures"),

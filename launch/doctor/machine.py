@@ -1,4 +1,4 @@
-"""Checks of the nodes: GPUs, limits, memory, clocks, ports, and the folder that they share."""
+"""Checks of the nodes: GPUs, limits, memory, clocks, ports, and the shared folder."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from launch.placement.ports import PORT_LIMIT
 from launch.plan.reliability import host_bytes
 
 GIB = 1024**3
-OPEN_FILES = (1024, 8192)  # below the first it fails, below the second it may: sockets of engines, judges, data loaders
-USER_PROCESSES = (1024, 8192)  # threads count
-SHARED_MEMORY = {"cpu": (32 * 1024**2, 256 * 1024**2), "cuda": (512 * 1024**2, 8 * GIB)}  # NCCL's buffers, SGLang's ranks
-CPU_RANK_BYTES, CPU_ENGINE_BYTES = 0.7e9, 1.5e9  # of the debug model, beside the weights
+OPEN_FILES = (1024, 8192)  # below the first number a run fails, below the second it may fail
+USER_PROCESSES = (1024, 8192)  # threads count too
+SHARED_MEMORY = {"cpu": (32 * 1024**2, 256 * 1024**2), "cuda": (512 * 1024**2, 8 * GIB)}  # for NCCL's buffers and SGLang's ranks
+CPU_RANK_BYTES, CPU_ENGINE_BYTES = 0.7e9, 1.5e9  # for the debug model, in addition to the weights
 OVERCOMMIT_NEVER = 2
 USED_GPU_MB = 1024
-SKEW_S = (2.0, 60.0)  # warns, fails
-NONE_ASKED = "no node of the run was asked"
+SKEW_S = (2.0, 60.0)  # the limits for a warning and a failure
+NO_NODE_ASKED = "no node of the run was asked"
 
 
 def nodes_asked(case: Case) -> Finding:
@@ -34,29 +34,30 @@ def nodes_asked(case: Case) -> Finding:
 
 
 def gpus(case: Case) -> Finding:
-    """Every node sees the GPUs that its processes get, and nobody else uses them."""
+    """Every node sees the GPUs of its processes, and nothing else uses them."""
     if not case.on_gpus:
         return skipped("cluster.device=cpu")
     if not case.asked_any:
-        return skipped(NONE_ASKED)
+        return skipped(NO_NODE_ASKED)
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:
             needed = 1 + max((gpu for p in case.processes if p.node == node.node for gpu in p.gpus), default=-1)
             if len(node.gpus) < needed:
-                said = f"{node.node} sees {len(node.gpus)} GPUs, and the run places processes on {needed}"
                 yield failure(
-                    said, "ask Slurm for them (--gpus-per-node), look at nvidia-smi there, or lower trainer.* and rollout.engines"
+                    f"{node.node} sees {len(node.gpus)} GPUs, but the run places processes on {needed}",
+                    "ask Slurm for them (--gpus-per-node), look at nvidia-smi there, or lower trainer.* and rollout.engines",
                 )
             for gpu in (g for g in node.gpus[:needed] if g["used_mb"] > USED_GPU_MB):
                 yield warning(
-                    f"{gpu['used_mb']} MB of a {gpu['name']} on {node.node} are in use", "end what uses it (nvidia-smi)"
+                    f"{gpu['used_mb']} MB of a {gpu['name']} on {node.node} are in use",
+                    "end that process (nvidia-smi)",
                 )
 
     names = {gpu["name"] for node in case.nodes for gpu in node.gpus}
     if len(names) > 1:
-        return warning(f"different GPUs: {', '.join(sorted(names))}", "the slowest sets the pace: choose nodes of one kind")
-    return worst(faults(), ok(f"{max((len(n.gpus) for n in case.nodes), default=0)} x {', '.join(names)} a node"))
+        return warning(f"different GPUs: {', '.join(sorted(names))}", "the slowest GPU sets the pace: choose nodes of one kind")
+    return worst(faults(), ok(f"{max((len(n.gpus) for n in case.nodes), default=0)} x {', '.join(names)} per node"))
 
 
 def _limit(case: Case, name: str, what: str, bounds: tuple[int, int], remedy: str) -> Finding:
@@ -81,13 +82,13 @@ def user_processes(case: Case) -> Finding:
 
 
 def locked_memory(case: Case) -> Finding:
-    """InfiniBand registers the memory that it sends from."""
+    """InfiniBand locks the memory from which it sends."""
     if not case.on_gpus or len({node.node for node in case.nodes}) == 1:
         return skipped("no InfiniBand between nodes is used")
     limited = [node for node in case.nodes if node.limits["memlock"] != UNLIMITED]
     if limited:
         said = f"{limited[0].node} allows {limited[0].limits['memlock'] // 1024} KiB of locked memory"
-        return warning(said, "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK), else InfiniBand may not start")
+        return warning(said, "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK), or InfiniBand may not start")
     return ok("unlimited")
 
 
@@ -98,18 +99,18 @@ def shared_memory(case: Case) -> Finding:
 
 
 def memory(case: Case) -> Finding:
-    """A rough need of the host's memory; on GPUs of what a save gathers there, and of the reference weights, which wait there."""
+    """A rough estimate of host memory. On GPUs a save gathers the optimizer state there, and the reference weights stay there."""
     needed = {node: _needed_bytes(case, node) for node in dict.fromkeys(p.node for p in case.processes)}
     asked = [node for node in case.nodes if node.node in needed]
     if not asked:
-        return skipped(f"{NONE_ASKED}; one needs about {max(needed.values(), default=0) / 1e9:.0f} GB")
+        return skipped(f"{NO_NODE_ASKED}; a node needs about {max(needed.values(), default=0) / 1e9:.0f} GB")
     node = min(asked, key=lambda node: node.memory_bytes - needed[node.node])
     said = f"{node.node}: {node.memory_bytes / 1e9:.1f} GB of memory available, about {needed[node.node] / 1e9:.0f} GB are needed"
     if node.memory_bytes >= needed[node.node]:
         return ok(said)
     return warning(
         said,
-        "fewer ranks on a node, a larger one, or on GPUs a larger trainer.tp x pp, of whose share each rank gathers all to save",
+        "use fewer ranks per node, a larger node, or, on GPUs, a larger trainer.tp x pp, so that a save gathers less per rank",
     )
 
 
@@ -149,11 +150,11 @@ def overcommit(case: Case) -> Finding:
 
 
 def clocks(case: Case) -> Finding:
-    """How far a node's clock is certainly off: each was read while this machine waited for the answers."""
+    """How far a node's clock is off at least, since each clock was read while this machine waited for the answers."""
     before_s, after_s = case.asked_s
     off = {node.node: max(before_s - node.time_s, node.time_s - after_s, 0.0) for node in case.nodes}
     node, skew_s = max(off.items(), key=lambda item: item[1], default=("", 0.0))
-    remedy = f"set the clock of {node} (chronyd): logs and times of steps cannot be compared, and munge refuses a wrong clock"
+    remedy = f"set the clock of {node} (chronyd): otherwise logs and step times cannot be compared, and munge refuses the node"
     if skew_s > SKEW_S[0]:
         return (failure if skew_s > SKEW_S[1] else warning)(f"the clock of {node} is off by {skew_s:.1f} s", remedy)
     return ok(f"within {skew_s + after_s - before_s:.1f} s")
@@ -163,10 +164,10 @@ def ports(case: Case) -> Finding:
     for node in case.nodes:
         if node.busy_ports:
             listed = ", ".join(map(str, node.busy_ports[:4]))
-            return failure(f"port {listed} is in use on {node.node}", "end what holds it, or choose another cluster.base_port")
+            return failure(f"port {listed} is in use on {node.node}", "end that process, or choose another cluster.base_port")
     for node in case.nodes:
         if node.ephemeral_from < PORT_LIMIT:
-            said = f"{node.node} hands out ports from {node.ephemeral_from} on to anyone, and the run's lie there too"
+            said = f"{node.node} assigns ports from {node.ephemeral_from} on to any process, and ports of the run are among them"
             remedy = f"sysctl net.ipv4.ip_local_port_range='32768 60999', or cluster.base_port below {node.ephemeral_from}"
             if any(port >= node.ephemeral_from for p in case.processes for port in p.ports.values()):
                 return warning(said, remedy)
@@ -175,7 +176,7 @@ def ports(case: Case) -> Finding:
 
 
 def shared_folder(case: Case) -> Finding:
-    """Each node wrote a file beside the run's folder, and this machine saw it."""
+    """Each node wrote a file beside the run's folder, and this machine can read it."""
     for node in case.nodes:
         if error := node.canary.get("error"):
             return failure(
@@ -183,22 +184,20 @@ def shared_folder(case: Case) -> Finding:
             )
     if case.lost_canaries:
         return failure(
-            f"what {', '.join(case.lost_canaries)} wrote to {case.config.output} is not seen here",
+            f"the file that {', '.join(case.lost_canaries)} wrote to {case.config.output} is not visible here",
             "choose a folder on the shared file system: output=…",
         )
-    return ok(f"written by {len({node.node for node in case.nodes})} node(s)") if case.asked_any else skipped(NONE_ASKED)
+    return ok(f"written by {len({node.node for node in case.nodes})} node(s)") if case.asked_any else skipped(NO_NODE_ASKED)
 
 
 def inputs_seen(case: Case) -> Finding:
-    """Model and problems are seen by every node under the same path."""
+    """Every node sees model and problems under the same path."""
     for node in case.nodes:
         if node.unseen:
-            return failure(
-                f"{node.node} does not see {node.unseen[0]}", "put it on the shared file system, or give its right path"
-            )
+            return failure(f"{node.node} does not see {node.unseen[0]}", "put it on the shared file system, or correct the path")
     if absent := [path for path in inputs(case.config) if not Path(path).exists()]:
         return skipped(f"{absent[0]} is not there yet")
-    return ok("model and problems, from every node") if case.asked_any else skipped(NONE_ASKED)
+    return ok("every node sees model and problems") if case.asked_any else skipped(NO_NODE_ASKED)
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""Which versions the project asks for, by the environments that a run uses: read from the project's own metadata."""
+"""The versions that the project requires, for each environment of a run. They are read from the project's own metadata."""
 
 import importlib.metadata
 import tomllib
@@ -14,12 +14,12 @@ PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 EXTRA_OF_ROLE = {"trainer": "trainer", "rollout": "rollout"}
 ON_GPUS_ONLY = frozenset({"transformer-engine"})
 NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-BASE = ""  # what every process needs
+BASE = ""  # the requirements of every process
 
 
 @cache
 def requirements() -> dict[str, tuple[Requirement, ...]]:
-    """By extra; the base under ""."""
+    """The requirements by extra; those of every process are under BASE."""
     if PYPROJECT.is_file():
         project = tomllib.loads(PYPROJECT.read_text())["project"]
         lists = {BASE: project["dependencies"], **project["optional-dependencies"]}
@@ -33,7 +33,7 @@ def requirements() -> dict[str, tuple[Requirement, ...]]:
 
 
 def of_roles(roles: list[str], *, gpus: bool) -> Iterator[Requirement]:
-    """What the environment that runs these roles must hold."""
+    """The packages that an environment for these roles must have."""
     extras = [BASE, *(EXTRA_OF_ROLE[role] for role in roles if role in EXTRA_OF_ROLE)]
     for extra in extras:
         for requirement in requirements()[extra]:

@@ -1,4 +1,4 @@
-"""Checks of the Python environments, the versions in them, and the settings that trainer and engines must share."""
+"""Checks of the Python environments, of the package versions, and of the settings that trainer and engines share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,12 +7,12 @@ from launch.doctor.case import Case, NodeReport
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, worst
 
 OLDEST_PYTHON = (3, 11)
-SHOWN = ("torch", "megatron-core", "transformer-engine", "sglang", "transformers")
+REPORTED_PACKAGES = ("torch", "megatron-core", "transformer-engine", "sglang", "transformers")
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def python_environments(case: Case) -> Finding:
-    """Every Python of the run is there on every node and knows the packages that its roles import."""
+    """Every Python of the run exists on every node and has the packages that its roles import."""
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:
@@ -25,12 +25,12 @@ def python_environments(case: Case) -> Finding:
                     f"{_place(node)} ({', '.join(roles)}) lacks {', '.join(missing)}", _install(roles, gpus=case.on_gpus)
                 )
 
-    told = "; ".join(f"{python}: {', '.join(roles)}" for python, roles in case.roles_of.items())
-    return worst(faults(), ok(told))
+    pythons = "; ".join(f"{python}: {', '.join(roles)}" for python, roles in case.roles_of.items())
+    return worst(faults(), ok(pythons))
 
 
 def versions(case: Case) -> Finding:
-    """What is installed is what the project is pinned to."""
+    """The installed versions are those that the project requires."""
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:
@@ -41,17 +41,17 @@ def versions(case: Case) -> Finding:
                         f"{_place(node)} has {wanted.name} {found}", f"the project needs {wanted.name}{wanted.specifier}"
                     )
 
-    shown = {f"{name} {node.packages[name]}" for node in case.nodes for name in SHOWN if name in node.packages}
-    return worst(faults(), ok(", ".join(sorted(shown))))
+    reported = {f"{name} {node.packages[name]}" for node in case.nodes for name in REPORTED_PACKAGES if name in node.packages}
+    return worst(faults(), ok(", ".join(sorted(reported))))
 
 
 def same_everywhere(case: Case) -> Finding:
-    """An environment that differs from node to node computes differently from node to node."""
+    """The environment is the same on every node. Different versions may compute different results."""
     if len({node.node for node in case.nodes}) < 2:
         return skipped("one node")
     for node in case.nodes:
         first = next(other for other in case.nodes if other.python == node.python)
-        for name in SHOWN:
+        for name in REPORTED_PACKAGES:
             here, there = node.packages.get(name, "nothing"), first.packages.get(name, "nothing")
             if here != there:
                 return failure(
@@ -62,7 +62,7 @@ def same_everywhere(case: Case) -> Finding:
 
 
 def nccl(case: Case) -> Finding:
-    """Trainer and engines are in one communicator at each push: same NCCL, same settings, or it fails or hangs."""
+    """Trainer and engines share a communicator at each push. With different NCCL versions or settings it fails or hangs."""
     settings = {
         p.name: _nccl_settings(case, p.node, p.argv[0], p.env) for p in case.processes if p.role in ("trainer", "rollout")
     }
@@ -82,8 +82,8 @@ def nccl(case: Case) -> Finding:
     libraries = {
         f"{name} {node.packages[name]}": node for node in case.nodes for name in pins.NCCL_PACKAGES if name in node.packages
     }
-    if len({said.rpartition(" ")[2] for said in libraries}) > 1:
-        places = ", ".join(f"{said} in {node.python}" for said, node in libraries.items())
+    if len({library.rpartition(" ")[2] for library in libraries}) > 1:
+        places = ", ".join(f"{library} in {node.python}" for library, node in libraries.items())
         return failure(
             f"trainer and engines would load different NCCLs: {places}", "install the same NCCL into both environments"
         )
@@ -96,22 +96,22 @@ def _nccl_settings(case: Case, node: str, python: str, env: Mapping[str, str]) -
 
 
 def interfaces(case: Case) -> Finding:
-    """A collective told to use an interface that a node lacks fails after its time-out."""
+    """Every node has the interface that the environment names. Without it a collective fails after its timeout."""
 
     def faults() -> Iterator[Finding]:
         for node in case.nodes:
-            given = {**node.env, **{k: v for p in case.processes if p.node == node.node for k, v in p.env.items()}}
+            env = {**node.env, **{k: v for p in case.processes if p.node == node.node for k, v in p.env.items()}}
             for variable in INTERFACE_VARIABLES:
-                wanted = given.get(variable, "")
+                wanted = env.get(variable, "")
                 exact, prefixes = wanted.startswith("="), wanted.lstrip("=^").split(",")
                 if not wanted or wanted.startswith("^"):
                     continue
                 if not any(
                     name == prefix if exact else name.startswith(prefix) for name in node.interfaces for prefix in prefixes
                 ):
-                    has = ", ".join(node.interfaces)
                     yield failure(
-                        f"{variable}={wanted}, but {node.node} has {has}", f"unset {variable}, or name one that every node has"
+                        f"{variable}={wanted}, but {node.node} has {', '.join(node.interfaces)}",
+                        f"unset {variable}, or name an interface that every node has",
                     )
 
     return worst(faults(), ok(", ".join(sorted({name for node in case.nodes for name in node.interfaces}))))
@@ -120,17 +120,17 @@ def interfaces(case: Case) -> Finding:
 def weights_and_biases(case: Case) -> Finding:
     project = case.config.trainer.wandb_project
     if not project:
-        return skipped("not asked for")
+        return skipped("trainer.wandb_project is not set")
     trainer = [node for node in case.nodes if "trainer" in case.roles_of.get(node.python, [])]
     if any("wandb" not in node.packages for node in trainer):
-        return failure(f"trainer.wandb_project={project}: needs Weights & Biases", "pip install wandb")
+        return failure(f"trainer.wandb_project={project} needs the package of Weights & Biases", "pip install wandb")
     return ok(project)
 
 
 def _install(roles: Sequence[str], *, gpus: bool) -> str:
-    """The pinned environment is one for CPUs; on GPUs packages come built for the driver and CUDA that are there."""
+    """requirements/ is for CPUs. On GPUs the packages must match the driver and CUDA of the node."""
     if not gpus:
-        return "make install, or install what requirements/ lists into that environment"
+        return "make install, or install the packages of requirements/ into that environment"
     extras = ",".join(pins.EXTRA_OF_ROLE[role] for role in roles if role in pins.EXTRA_OF_ROLE)
     return f"pip install -e '.{f'[{extras}]' if extras else ''}' into that environment (docs/slurm.md)"
 

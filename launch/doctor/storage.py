@@ -1,4 +1,4 @@
-"""Check of the disk: the checkpoints that are kept, the one being written, the last weights, and the journal must fit."""
+"""A check of the disk: it has room for the checkpoints that are kept, the one that is being written, and the last weights."""
 
 import shutil
 from pathlib import Path
@@ -8,15 +8,14 @@ from launch.doctor.case import Case, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
-OPTIMIZER_BYTES = 12  # fp32 weight and two moments
-SPARE = 1.2  # below so many times the need it warns: others write there too
+OPTIMIZER_BYTES = 12  # per parameter: the fp32 weight and two moments
+WARN_BELOW = 1.2  # times the need, since others write to the same disk
 
-
-LEAVES = ("checkpoints", "hf")  # what a run writes that is large, in its folder
+LARGE_FOLDERS = ("checkpoints", "hf")  # of a run's folder
 
 
 def needed_bytes(config: RunConfig, parameters: float) -> tuple[float, float]:
-    """Of one checkpoint, and of all that a run leaves at once."""
+    """The size of one checkpoint, and of everything that a run has on the disk at the same time."""
     weights = WEIGHT_BYTES[config.model.dtype] * parameters
     one = weights + OPTIMIZER_BYTES * parameters
     return one, (config.trainer.checkpoints_kept + 1) * one + config.trainer.save_hf * weights
@@ -27,20 +26,20 @@ def disk_space(case: Case) -> Finding:
         return skipped("the model's size is not known")
     one, needed = needed_bytes(case.config, case.parameters)
     folder = existing(case.run_dir)
-    written = sum(_bytes(file) for part in LEAVES for file in (case.run_dir / part).rglob("*"))  # of a run that is resumed
+    written = sum(_bytes(file) for part in LARGE_FOLDERS for file in (case.run_dir / part).rglob("*"))  # by a run that is resumed
     free = shutil.disk_usage(folder).free + written
     kept = case.config.trainer.checkpoints_kept
-    of_it = f", {written / 1e9:.1f} of them in this run's files" if written else ""
+    own = f", {written / 1e9:.1f} of them in this run's files" if written else ""
     what = f"{needed / 1e9:.1f} GB needed ({kept} + 1 checkpoints of {one / 1e9:.2f} GB)"
-    said = f"{free / 1e9:.1f} GB free at {folder}{of_it}, {what}"
+    said = f"{free / 1e9:.1f} GB free at {folder}{own}, {what}"
     remedy = "free some, choose another output=…, or lower trainer.checkpoints_kept"
     if free < needed:
         return failure(said, remedy)
-    return warning(said, remedy) if free < SPARE * needed else ok(said)
+    return warning(said, remedy) if free < WARN_BELOW * needed else ok(said)
 
 
 def _bytes(file: Path) -> int:
-    """0 of what is just being deleted."""
+    """0 for a file that is just being deleted."""
     try:
         return file.lstat().st_size
     except FileNotFoundError:

@@ -2,12 +2,11 @@
 
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
-from conf.schema import ConfigError, RunConfig
+from conf.schema import ConfigError
 from conf.user_code import Named, find, named
 from launch.doctor.case import Case, everywhere
-from launch.doctor.finding import Check, Finding, Level, failure, ok, skipped
+from launch.doctor.finding import Check, Finding, failure, ok, skipped
 from launch.placement.placement import ProcessSpec
 
 LOAD_S = 120.0  # most of it is the import of torch
@@ -20,8 +19,8 @@ def loads(case: Case) -> Finding:
         return skipped("no setting names user code")
     for role in dict.fromkeys(one.role for one in wanted):
         processes = [process for process in case.processes if process.role == role]
-        if said := _refusal([one for one in wanted if one.role == role], processes, case):
-            return failure(said, REMEDY)
+        if refusal := _refusal([one for one in wanted if one.role == role], processes, case):
+            return failure(refusal, REMEDY)
     return ok(", ".join(one.name for one in wanted))
 
 
@@ -43,13 +42,6 @@ def _refusal(wanted: Sequence[Named], processes: Sequence[ProcessSpec], case: Ca
     except subprocess.TimeoutExpired:
         return f"user code was not loaded within {LOAD_S:g} s: {', '.join(one.name for one in wanted)}"
     return answer.stderr.strip()[-2000:] if answer.returncode else ""
-
-
-def check_user_code(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
-    """Before anything is made: every name can be loaded. Raises ConfigError."""
-    found = loads(Case(config=config, run_dir=run_dir, processes=processes))
-    if found.level is Level.FAILURE:
-        raise ConfigError(found.message)
 
 
 CHECKS = (Check(name="user code", run=loads, fast=False),)

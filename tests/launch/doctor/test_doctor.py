@@ -191,14 +191,14 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("user code", F, r"mine.py:1: ZeroDivisionError", broken_user_code),
     ("disk space", F, "GB needed", lambda w: setting(w, "trainer.checkpoints_kept", 10**12)),
     ("nodes", W, "1 of 2 nodes were asked, n2 was not", lambda w: w.nodes.pop()),
-    ("GPUs", F, "n2 sees 3 GPUs, and the run places processes on 4", lambda w: w.on_second(gpus=[GPU] * 3)),
+    ("GPUs", F, "n2 sees 3 GPUs, but the run places processes on 4", lambda w: w.on_second(gpus=[GPU] * 3)),
     ("GPUs", W, "70000 MB of a H100 on n2 are in use", lambda w: w.on_second(gpus=[GPU | {"used_mb": 70_000}] * 4)),
     ("GPUs", W, "different GPUs: A100, H100", lambda w: w.on_second(gpus=[GPU | {"name": "A100"}] * 4)),
     ("shared folder", F, "n2 cannot write .*: Permission denied", lambda w: w.on_second(canary={"error": "Permission denied"})),
-    ("shared folder", F, "what n2 wrote to .* is not seen here", lambda w: setattr(w, "lost_canaries", ("n2",))),
+    ("shared folder", F, "the file that n2 wrote to .* is not visible here", lambda w: setattr(w, "lost_canaries", ("n2",))),
     ("inputs", F, "n2 does not see /data/m", lambda w: w.on_second(unseen=["/data/m"])),
     ("ports", F, "port 20001 is in use on n2", lambda w: w.on_second(busy_ports=[20_001])),
-    ("ports", W, "n2 hands out ports from 15000", lambda w: w.on_second(ephemeral_from=15_000)),
+    ("ports", W, "n2 assigns ports from 15000", lambda w: w.on_second(ephemeral_from=15_000)),
     ("open files", F, "n2 allows 256 open files", lambda w: limit(w, "nofile", 256)),
     ("open files", W, "n2 allows 4096 open files", lambda w: limit(w, "nofile", 4096)),
     ("user processes", F, "n2 allows 100 processes", lambda w: limit(w, "nproc", 100)),
@@ -217,7 +217,7 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("NCCL", F, "NCCL_ALGO is unset for trainer-0 and Ring for", lambda w: w.on_second(env={"NCCL_ALGO": "Ring"})),
     ("NCCL", F, "different NCCLs", lambda w: package(w, "nvidia-nccl-cu13", "2.27.0")),
     ("interfaces", F, "NCCL_SOCKET_IFNAME=eth, but n2 has ib0, lo", lambda w: w.on_second(env={"NCCL_SOCKET_IFNAME": "eth"})),
-    ("Weights & Biases", F, "needs Weights & Biases", lambda w: setting(w, "trainer.wandb_project", "p")),
+    ("Weights & Biases", F, "needs the package of Weights & Biases", lambda w: setting(w, "trainer.wandb_project", "p")),
 ]  # fmt: skip
 TESTED_BELOW = {"trainer accepts", "prompts", "sandbox"}  # with real processes and a real tokenizer
 
@@ -325,7 +325,7 @@ def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
     assert world.find("memory").level is Level.OK
     world.on_each(node="login")
     found = world.find("memory")
-    assert found.level is Level.SKIPPED and "one needs about" in found.message
+    assert found.level is Level.SKIPPED and "a node needs about" in found.message
 
 
 def test_nothing_is_said_to_be_seen_by_nodes_that_were_not_asked(world: World) -> None:

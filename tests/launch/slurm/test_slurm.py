@@ -224,7 +224,7 @@ def test_job_saves_before_its_time_limit_and_goes_on_in_its_second_life(slurm: S
     hours, minutes, _ = slurm.job(run.job)["RunTime"].split(":")
     slurm.run("scontrol", "update", f"jobid={run.job}", f"timelimit={60 * int(hours) + int(minutes) + 3}")
     slurm.wait(run.job, {"PENDING"}, DEADLINE_S)
-    within = re.search(r"told to save and to end, within (\d+) s", run.said())
+    within = re.search(r"asked to save and to end within (\d+) s", run.said())
     assert within is not None and int(within[1]) <= 2 * 60  # not cluster.save_s: the job has less left
     reached = run.steps()[-1]
     assert (run.dir / f"checkpoints/version-{reached}").exists()
