@@ -1,6 +1,8 @@
 """The command that says what limits a run and which setting to change first.
 
-    python -m launch.advise outputs/NAME
+    python -m launch.advise outputs/NAME [plan.peak_tflops=… …]
+
+A run does not store what only the planner reads. So `plan.*` tells of the hardware here, where it differs from the defaults.
 
 Exit codes: 0 · 2 the folder is no run's, or the run is too short to learn from.
 """
@@ -21,8 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="launch.advise", description="Says what limits a run and which setting to change first."
     )
     parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("overrides", nargs="*", metavar="plan.KEY=VALUE", help="what the planner shall assume of the hardware")
+    asked = parser.parse_args(arguments)
     try:
-        print(run_report(parser.parse_args(arguments).run))
+        print(run_report(asked.run, asked.overrides))
     except ConfigError as error:
         print(f"advise: {error}", file=sys.stderr)
         return ASKED_WRONGLY

@@ -29,9 +29,9 @@ SHARED_CORES = (
 )
 
 
-def run_report(run_dir: Path) -> str:
+def run_report(run_dir: Path, overrides: Sequence[str] = ()) -> str:
     """Raises ConfigError for a folder that is no run's or holds too few steps."""
-    run = read_measured_run(run_dir)
+    run = read_measured_run(run_dir, overrides)
     comparison = predict_second_half(run)
     parts = [comparison_table(comparison), _fitted(comparison.scenario)]
     if run.config.cluster.device == "cuda":
@@ -69,7 +69,7 @@ class KnobOutcome:
     def row(self) -> tuple[str, ...]:
         figures = self.figures
         return (
-            self.knob.setting, f"{figures.step_s:.2f}", f"{self.gain:+.0%}", f"{figures.trainer_idle:.0%}",
+            self.knob.setting, f"{figures.step_s:.2f}", f"{self.gain:+.0%}" if self.gain else "", f"{figures.trainer_idle:.0%}",
             f"{figures.engines_idle:.0%}", f"{self.mean_lag:.2f}", self.knob.costs,
         )  # fmt: skip
 

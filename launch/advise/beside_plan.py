@@ -5,6 +5,7 @@ from statistics import fmean
 
 from conf.schema import ConfigError, RunConfig
 from launch.plan.table import table
+from launch.simulate.fit import PROMPT_SHARE
 from launch.simulate.measured_run import MeasuredRun
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.simulation import simulate
@@ -13,7 +14,7 @@ from launch.simulate.step_figures import StepFigures, measured_figures, simulate
 
 
 def beside_plan(run: MeasuredRun, steps: int) -> str:
-    config = _with_measured_lengths(run)
+    config = _with_lengths_of(run)
     try:
         scenario = scenario_of(config, Options(failures=False, steps=min(steps, config.trainer.steps)))
     except ConfigError as error:
@@ -32,8 +33,10 @@ def beside_plan(run: MeasuredRun, steps: int) -> str:
     )
 
 
-def _with_measured_lengths(run: MeasuredRun) -> RunConfig:
+def _with_lengths_of(run: MeasuredRun) -> RunConfig:
+    """Completions are as long as measured. Metrics do not hold the prompts' lengths, so the planner's mean is bounded."""
     config = deepcopy(run.config)
+    config.plan.prompt_tokens = min(config.plan.prompt_tokens, PROMPT_SHARE * config.data.max_prompt_tokens)
     completions = config.algo.groups_per_step * config.algo.completions_per_group
     config.plan.completion_tokens = fmean(line["tokens/trained"] for line in run.warm) / completions
     return config

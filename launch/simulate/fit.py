@@ -26,7 +26,7 @@ FIXED_SHARES = (0.0, 0.5, 1.0)  # of a full engine's decode step, whatever runs 
 VERDICT_SHARES = (0.25, 0.5, 1.0)  # of the longest time to a verdict
 RATE_ROUNDS, RATE_TOLERANCE = 5, 0.015
 LONGEST_MEAN = 0.99  # fraction of the longest completion: lengths need a spread, also where all completions were cut
-PROMPT_SHARE = 0.5  # of the longest prompt; what is fitted makes up for it
+PROMPT_SHARE = 0.5  # the assumed mean prompt, as a share of the longest; the fitted speeds make up for the error
 
 
 def fitted(config: RunConfig, lines: Sequence[Metrics], *, seed: int = 0) -> Scenario:

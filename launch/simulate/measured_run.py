@@ -34,9 +34,9 @@ class MeasuredRun:
         return self.steps[WARM_UP_STEPS:]
 
 
-def read_measured_run(run_dir: Path) -> MeasuredRun:
+def read_measured_run(run_dir: Path, overrides: Sequence[str] = ()) -> MeasuredRun:
     """Raises ConfigError for a folder that is no run's, and for a run that is too short to learn from."""
-    config = read_run(run_dir)
+    config = read_run(run_dir, overrides)
     lines = [line for line in read_metrics(run_dir) if "time/step_s" in line]
     lacking = [[key for key in NEEDED if not _is_number(line.get(key))] for line in lines]
     complete = [line for line, keys in zip(lines, lacking, strict=True) if not keys]

@@ -21,6 +21,11 @@ from launch.simulate.step_figures import StepFigures
 from tests.launch.simulated_run import as_metrics, small_job
 
 DEBUG_RUN = Path(__file__).parents[1] / "data" / "debug_run"
+MODEL = {
+    "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 27648, "vocab_size": 152064,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 FIGURES = StepFigures(step_s=1.0, phases_s={}, trainer_idle=0.0, engines_idle=0.0, busy_tokens_per_s=1.0)
 KESTREL = RunConfig(
     trainer=TrainerConfig(tp=8, dp=17, tokens_per_microbatch=20_480),
@@ -122,7 +127,10 @@ def test_report_of_the_debug_run_names_the_bottleneck_and_weighs_the_settings() 
 @pytest.mark.slow
 def test_run_on_gpus_is_set_beside_its_plan(tmp_path: Path) -> None:
     """A run whose truth is known: the plan's, with a trainer that takes eight times as long."""
-    config = small_job("trainer.steps=16")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    config = small_job("trainer.steps=16", f"model.path={folder}")
     truth = scenario_of(config, Options(failures=False))
     speeds = truth.trainer
     slow = replace(
