@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ ([A-Z]+) (.*)")  # the logging format of rollout/__main__.py
-REPEAT_S = 60.0  # an engine that fails again and again is shown this often
+ERROR = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ ERROR (.*?)(; the end of .*)?$", re.MULTILINE)
+"""A record of rollout/__main__.py. Its first line says why; the end of the engine's log follows."""
+
+REPEAT_S = 60.0  # the same failure of a worker is shown this often
 LONGEST = 300
 
 
@@ -18,7 +20,7 @@ class EngineFailures:
         self._shown_s: dict[str, float] = {}
 
     def new(self) -> list[str]:
-        """One line per error since the last call: what failed, and the last line of the engine's log."""
+        """One line per error since the last call."""
         return [f"{path.stem}: {text}" for path in self._logs() for text in self._errors(path) if self._is_due(path.stem, text)]
 
     def _logs(self) -> list[Path]:
@@ -31,9 +33,8 @@ class EngineFailures:
             data = log.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read[path] = self._read.get(path, 0) + len(whole)
-        for level, lines in records(whole.decode(errors="replace")):
-            if level == "ERROR":
-                yield one_line(lines)
+        for found in ERROR.finditer(whole.decode(errors="replace")):
+            yield "".join(char if char.isprintable() else " " for char in found[1])[:LONGEST]
 
     def _is_due(self, worker: str, text: str) -> bool:
         kind, now = f"{worker} {re.sub('[0-9]+', '', text)}", time.monotonic()
@@ -41,24 +42,3 @@ class EngineFailures:
             return False
         self._shown_s[kind] = now
         return True
-
-
-def records(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The level and the lines of each record of a log."""
-    level, lines = "", list[str]()
-    for line in text.splitlines():
-        if found := RECORD.match(line):
-            if level:
-                yield level, lines
-            level, lines = found[1], [found[2]]
-        else:
-            lines.append(line)
-    if level:
-        yield level, lines
-
-
-def one_line(lines: list[str]) -> str:
-    """The first line of a record and the last line below it, where a traceback says what was wrong."""
-    below = [line.strip() for line in lines[1:] if line.strip()]
-    text = f"{lines[0]} {below[-1]}" if below else lines[0]
-    return "".join(char if char.isprintable() else " " for char in text)[:LONGEST]

@@ -172,9 +172,10 @@ def train(model: Qwen2ForCausalLM, examples: list[Example], *, pad: int, seed: i
         tokens += sum(len(example.tokens) for example in batch)
         if (step + 1) % PROGRESS_EVERY_STEPS == 0 or step + 1 == steps:
             mean_loss, elapsed_s = sum(losses) / len(losses), time.monotonic() - begun
+            left_s = elapsed_s / (step + 1) * (steps - step - 1)
             print(
                 f"warm start: step {step + 1:>5}/{steps}  loss {mean_loss:.3f}  {tokens / elapsed_s:,.0f} tokens/s  "
-                f"{elapsed_s:.0f} s",
+                f"{elapsed_s:.0f} s, about {left_s:.0f} s to go",
                 flush=True,
             )
             losses = []
