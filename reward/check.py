@@ -3,13 +3,12 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number per id
 
-A problem is a line with `id`, `task`, and optionally `prefill` and `solution` (a whole program). Each problem that is refused and
-each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if something did not, CANNOT_READ
-if a file cannot be read or this host has no sandbox.
+The problems are lines as a run reads them (docs/problems.md), optionally with a `solution`, which is a whole program. Each
+problem that is refused and each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if
+something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
 """
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -31,6 +30,7 @@ from reward.judge_stats import Figures
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, Task, TaskError, parse_task
 from rollout.ledger.records import Verdict
+from rollout.prompts.problems import ProblemError, parse_line, problem_of
 
 CANNOT_READ = 2
 
@@ -40,7 +40,9 @@ class CheckError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Gradable:
+    """A problem whose task was read."""
+
     where: str  # file and line
     task: Task
     prefill: str
@@ -79,35 +81,33 @@ def main(argv: list[str] | None = None) -> int:
         console.print(printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True)
         return CANNOT_READ
     failed = [one for one in graded if one.reason]
-    for where, reason in refused[: arguments.show]:
-        console.print(printable(f"refused  {where}: {reason}"), markup=False, highlight=False, soft_wrap=True)
+    for reason in refused[: arguments.show]:
+        console.print(printable(f"refused  {reason}"), markup=False, highlight=False, soft_wrap=True)
     for one in failed[: arguments.show]:
         console.print(printable(f"failed   {one.where}: {one.reason}"), markup=False, highlight=False, soft_wrap=True)
     Console().print(_table(len(problems), len(refused), graded, len(failed), figures, time.monotonic() - began_s))
     return 1 if failed or refused or not graded else 0
 
 
-def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Problem], list[tuple[str, str]]]:
-    """The problems that can be graded, by id, and where and why others cannot. Raises CheckError for a broken file."""
-    problems: dict[str, Problem] = {}
-    refused: list[tuple[str, str]] = []
+def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], list[str]]:
+    """The problems that can be graded, by id, and which others cannot and why. Raises CheckError for a broken file."""
+    problems: dict[str, Gradable] = {}
+    refused: list[str] = []
     for where, line in _lines(path):
-        problem_id = _text(line, "id", where)
-        if problem_id in problems:
-            taken = f"id {problem_id!r} is taken by {problems[problem_id].where}"
-            raise CheckError(f"{where}: {taken}: give each problem its own")
-        solution = line.get("solution")
         try:
-            task = parse_task(line.get("task", {}), defaults=defaults)
-        except TaskError as error:
-            refused.append((f"{where} ({problem_id})", str(error)))
+            problem = problem_of(line, where)
+            task = parse_task(problem.task, defaults=defaults)
+        except ProblemError as error:
+            refused.append(str(error))
             continue
-        problems[problem_id] = Problem(
-            where=where,
-            task=task,
-            prefill=_text(line, "prefill", where, default=""),
-            solution=None if solution is None else _text(line, "solution", where),
-        )
+        except TaskError as error:
+            refused.append(f"{where}: problem {problem.id!r} cannot be graded: {error}")
+            continue
+        if problem.id in problems:
+            taken = f"id {problem.id!r} was used before, at {problems[problem.id].where}"
+            raise CheckError(f"{where}: {taken}: give each problem its own")
+        solution = None if line.get("solution") is None else _text(line, "solution", where)
+        problems[problem.id] = Gradable(where=where, task=task, prefill=problem.prefill, solution=solution)
     if not problems and not refused:
         raise CheckError(f"{path}: holds no problems")
     return problems, refused
@@ -148,7 +148,7 @@ def as_answer(program: str) -> str:
     return f"{fence}python\n{program}\n{fence}"
 
 
-def _own_solutions(problems: dict[str, Problem]) -> Iterator[Attempt]:
+def _own_solutions(problems: dict[str, Gradable]) -> Iterator[Attempt]:
     if problems and all(problem.solution is None for problem in problems.values()):
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
     for name, problem in problems.items():
@@ -156,7 +156,7 @@ def _own_solutions(problems: dict[str, Problem]) -> Iterator[Attempt]:
             yield Attempt(where=f"{problem.where} ({name})", task=problem.task, completion=as_answer(problem.solution))
 
 
-def _completions(path: Path, problems: dict[str, Problem]) -> Iterator[Attempt]:
+def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]:
     for where, line in _lines(path):
         problem_id = _text(line, "id", where)
         if problem_id not in problems:
@@ -172,19 +172,18 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:  # also for an integer of more digits than Python reads
-                    raise CheckError(f"{path}:{number}: not JSON ({error}): each line must be one object") from error
+                value = parse_line(line, f"{path}:{number}")
                 if not isinstance(value, dict):
                     raise CheckError(f"{path}:{number}: must be an object, got {type(value).__name__}")
                 yield f"{path}:{number}", value
+    except ProblemError as error:
+        raise CheckError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckError(f"cannot read {path}: {error}") from error
 
 
-def _text(line: dict[str, Any], key: str, where: str, *, default: str | None = None) -> str:
-    value = line.get(key, default)
+def _text(line: dict[str, Any], key: str, where: str) -> str:
+    value = line.get(key)
     if not isinstance(value, str):
         raise CheckError(f"{where}: `{key}` must be a string, got {value!r:.80}")
     return value

@@ -19,6 +19,8 @@ MOST_ENTRIES = 14
 MAY_IMPORT = {
     "conf": (),
     "reward": ("rollout.ledger.records",),  # a verdict is a record of the ledger
+    "reward.check": ("rollout.ledger.records", "rollout.prompts.problems"),
+    "reward.readers": ("rollout.prompts.problems",),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
     "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),
     "rollout": ("conf",),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reward.readers.draft import ReadError
+from rollout.prompts.problems import ProblemError, parse_line
 
 GZIP_MAGIC, PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 
@@ -48,9 +49,9 @@ def _lines(path: Path, text: str) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ReadError(f"{path}:{number}: not JSON ({error}): each line must be one object") from error
+            yield parse_line(line, f"{path}:{number}")
+        except ProblemError as error:
+            raise ReadError(str(error)) from error
 
 
 def _parquet(path: Path, content: bytes) -> Iterator[Any]:

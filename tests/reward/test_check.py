@@ -9,7 +9,13 @@ import pytest
 from reward.check import CANNOT_READ, main
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
-PROBLEM: dict[str, Any] = {"id": "p", "prefill": "def f(x):\n", "task": SQUARE, "solution": "def f(x):\n    return x * x\n"}
+PROBLEM: dict[str, Any] = {
+    "id": "p",
+    "prompt": "Square.",
+    "prefill": "def f(x):\n",
+    "task": SQUARE,
+    "solution": "def f(x):\n    return x * x\n",
+}
 
 
 def write(path: Path, *lines: Any) -> str:
@@ -28,6 +34,27 @@ def test_a_solution_that_fails_is_named_with_its_reason(tmp_path: Path, capsys: 
     assert "p.jsonl:2 (bad): test 1: returned 5, expected 25" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({**PROBLEM, "id": 3}, "p.jsonl:2: `id` must be a string"),
+        ({k: v for k, v in PROBLEM.items() if k != "prompt"} | {"id": "a"}, "p.jsonl:2: problem 'a': a problem has either"),
+        ({**PROBLEM, "id": "a", "prompt": "\ud83d"}, "p.jsonl:2: problem 'a': `prompt` holds '\\\\ud83d', one half"),
+        (
+            {**PROBLEM, "id": "a", "task": {**SQUARE, "kind": "magic"}},
+            "p.jsonl:2: problem 'a' cannot be graded: task.kind: 'magic'",
+        ),
+    ],
+)
+def test_a_line_that_no_run_can_use_is_refused_and_the_others_are_graded(
+    line: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([write(tmp_path / "p.jsonl", PROBLEM, line)]) == 1
+    captured = capsys.readouterr()
+    assert reason.replace("\\\\", "\\") in captured.err
+    assert "1 (100.0%)" in captured.out
+
+
 def test_completions_are_graded_by_their_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = write(tmp_path / "p.jsonl", PROBLEM)
     answers = [{"id": "p", "completion": text} for text in ("    return x * x", "    return 3", "")]
@@ -36,7 +63,7 @@ def test_completions_are_graded_by_their_problems(tmp_path: Path, capsys: pytest
 
 
 def test_a_problem_without_tests_is_refused_and_the_others_are_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "p.jsonl", PROBLEM, {"id": "none", "task": {**SQUARE, "tests": []}})
+    path = write(tmp_path / "p.jsonl", PROBLEM, {**PROBLEM, "id": "none", "task": {**SQUARE, "tests": []}})
     assert main([path]) == 1
     captured = capsys.readouterr()
     assert "at least one test" in captured.err
@@ -46,13 +73,12 @@ def test_a_problem_without_tests_is_refused_and_the_others_are_graded(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "p.jsonl:1: not JSON"),
+        ("{", "p.jsonl:1: broken JSON"),
         ("[]", "p.jsonl:1: must be an object"),
-        ('{"id": 3}', "p.jsonl:1: `id` must be a string"),
-        ("\n" + '{"id": "a", "task": ' + "9" * 5000 + "}", "p.jsonl:2: not JSON"),
-        ("[" * 100_000, "p.jsonl:1: not JSON"),
+        ("\n" + '{"id": "a", "task": ' + "9" * 5000 + "}", 'p.jsonl:2: problem "a": an integer has more than 4300 digits'),
+        ("[" * 100_000, "p.jsonl:1: lists and objects are nested too deep"),
         ("", "holds no problems"),
-        (json.dumps(PROBLEM) + "\n" + json.dumps(PROBLEM), "p.jsonl:2: id 'p' is taken by"),
+        (json.dumps(PROBLEM) + "\n" + json.dumps(PROBLEM), "p.jsonl:2: id 'p' was used before, at"),
         (json.dumps({k: v for k, v in PROBLEM.items() if k != "solution"}), "no problem holds a `solution`"),
     ],
 )
@@ -72,8 +98,8 @@ def test_a_completion_that_fails_is_named_by_its_line_and_its_problem(tmp_path: 
 
 
 def test_nothing_that_controls_a_terminal_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "\x1b[2J\ud83d"
+    name = "\x1b[2J"
     shouts = {**PROBLEM, "id": name, "solution": "def f(x): raise ValueError('\\x1b[2J\\x07')"}
-    assert main([write(tmp_path / "p.jsonl", shouts, {"id": name + "2", "task": {"kind": name}})]) == 1
+    assert main([write(tmp_path / "p.jsonl", shouts, {**PROBLEM, "task": {"kind": name}})]) == 1
     captured = capsys.readouterr()
-    assert "ud83d" in captured.err and "\x1b[2J" not in captured.out + captured.err and "\x07" not in captured.err
+    assert "x1b[2J" in captured.err and "\x1b[2J" not in captured.out + captured.err and "\x07" not in captured.err

@@ -218,10 +218,12 @@ def test_a_bad_problem_is_refused_with_its_reason(
     assert reason in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
-def test_a_line_that_python_cannot_read_is_named(number: str, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(json.dumps(MBPP) + f'\n{{"id": {number}}}\n')
-    with pytest.raises(SystemExit, match=r"in\.jsonl:2: not JSON"):
+@pytest.mark.parametrize(
+    ("value", "reason"), [("9" * 5000, "more than 4300 digits"), ("[" * 100_000, "too deep"), ("{", "broken")]
+)
+def test_a_line_that_python_cannot_read_is_named(value: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(MBPP) + f'\n{{"x": {value}}}\n')
+    with pytest.raises(SystemExit, match=rf"in\.jsonl:2: .*{reason}"):
         main(["lines", "--source", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")])
 
 
