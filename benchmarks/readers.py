@@ -50,7 +50,7 @@ def compare(packages: str, source: str, written: str, layout: Layout) -> tuple[i
     shape = read_shape(source)
     chunks = model.build(shape, mesh, dtype=torch.float32)
     hf_weights.load(chunks, shape, mesh, source)
-    hf_weights.save(chunks, shape, mesh, written, source_folder=source)
+    hf_weights.save(chunks, shape, mesh, written, description=source)
     ours = [p.detach().clone() for chunk in chunks for p in chunk.parameters()]
     bridge = AutoBridge.from_pretrained(source, dtype=torch.float32)
     theirs_of = bridge._weight_name_mapping_mcore_to_hf

@@ -191,15 +191,10 @@ def _choose(sizes: Sequence[int]) -> str:
     return f"choose one of {', '.join(map(str, sizes))}"
 
 
-def stage_layers(shape: ModelShape, layout: Layout, stage: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (chunk, layer within the chunk, layer of the model) for pipeline stage `stage`, in running order."""
-    per_chunk = shape.layers // (layout.pp * layout.vpp)
-    for chunk in range(layout.vpp):
-        first = (chunk * layout.pp + stage) * per_chunk
-        for local in range(per_chunk):
-            yield chunk, local, first + local
-
-
+QUANTISED = (
+    "these weights are quantised, and training needs them in full precision; "
+    "give model.path the same model in bfloat16, or save it dequantised first"
+)
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in config.json
 
@@ -250,6 +245,10 @@ def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
     architecture = (config.get("architectures") or ["(none)"])[0]
     if architecture not in _ARCHITECTURES:
         raise ModelError(f"{path}: architecture {architecture!r} is unknown; known are {', '.join(_ARCHITECTURES)}")
+    for key in ("quantization_config", "compression_config"):
+        if quantised := config.get(key):
+            method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+            raise ModelError(f"{path} has a {key} (method {method!r}): {QUANTISED}")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: hidden_act {config['hidden_act']!r} is not supported; only 'silu' is")
     for key in ("attention_bias", "mlp_bias"):

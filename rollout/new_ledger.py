@@ -9,7 +9,6 @@ checkpoint's weights were trained on comes twice. The old file is kept beside th
 
 import argparse
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -18,12 +17,11 @@ from typing import Any, NamedTuple
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError
+from rollout import checkpoint_files
 from rollout.ledger.changes import DropKind, Durable, Totals
 from rollout.ledger.journal import Journal, JournalError, JournalUnavailable
 from rollout.ledger.ledger import Ledger
 from rollout.ledger.rules import Rules, RulesError
-
-CHECKPOINT = re.compile(r"version-(\d+)")
 
 
 class NewLedgerError(RuntimeError):
@@ -64,16 +62,24 @@ def totals_at(version: int, account: Mapping[str, Any], rules: Rules) -> tuple[T
 
 
 def newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
-    """Its version, and what it says of the ledger. Raises NewLedgerError if there is none."""
-    found = {int(m[1]): path for path in (run / "checkpoints").glob("version-*") if (m := CHECKPOINT.fullmatch(path.name))}
-    if not found:
-        raise NewLedgerError(f"{run / 'checkpoints'} holds no checkpoint to go on from: begin a new run")
-    version = max(found)
-    record = found[version] / "kestrel.json"
+    """The version of the newest checkpoint whose files are whole, and what it says of the ledger. Raises NewLedgerError."""
+    faults = []
+    for version, checkpoint in reversed(checkpoint_files.complete(run / "checkpoints")):
+        try:
+            if (fault := checkpoint_files.damage(checkpoint)) is None:
+                return version, _account(checkpoint / "kestrel.json")
+        except checkpoint_files.SumsError as error:
+            raise NewLedgerError(str(error)) from error
+        faults.append(fault)
+    raise NewLedgerError("; ".join([*faults, f"{run / 'checkpoints'} holds no whole checkpoint to go on from: begin a new run"]))
+
+
+def _account(record: Path) -> Mapping[str, Any]:
     try:
-        return version, json.loads(record.read_text())["extra"].get("ledger", {})
+        account: Mapping[str, Any] = json.loads(record.read_text())["extra"].get("ledger", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NewLedgerError(f"{record} does not say where the ledger stood ({error!r}): bring the checkpoint back") from error
+    return account
 
 
 def renew(run: Path, rules: Rules) -> str:

@@ -24,11 +24,19 @@ MAY_IMPORT = {
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
     "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),
     "rollout": ("conf",),
-    "trainer": ("conf", "rollout.engine_client", "rollout.ledger.records", "rollout.ledger.wire", "rollout.queue"),
-    "trainer.replay": ("conf", "rollout.ledger"),  # no queue server runs that it could ask
+    "trainer": (
+        "conf",
+        "rollout.checkpoint_files",
+        "rollout.engine_client",
+        "rollout.ledger.records",
+        "rollout.ledger.wire",
+        "rollout.queue",
+    ),
+    "trainer.replay": ("conf", "rollout.checkpoint_files", "rollout.ledger"),  # no queue server runs that it could ask
     "launch": (
         "conf",
         "reward.task",
+        "rollout.checkpoint_files",
         "rollout.exit_codes",
         "rollout.guard",
         "rollout.ledger",

@@ -13,12 +13,14 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, layout_of
+from rollout import checkpoint_files
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from trainer import process_groups
@@ -34,6 +36,7 @@ from trainer.push.push import Pusher
 from trainer.step import Figures, Stopwatch, batch_figures, train_step
 
 log = logging.getLogger("trainer")
+DESCRIPTION = "model_description"  # in the run's folder: the model's folder without its weights
 EXPECTED = (ConfigError, KeysError, ModelError, PackingError, QueueError, TimeoutError, TrainingError)
 """Errors whose message says what is wrong and what to do."""
 
@@ -51,6 +54,8 @@ class Trainer:
             QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if self.control.is_leader else None
         )
         self.policy = load_policy(config, self.mesh)
+        if trainer.save_hf and self.control.is_leader:  # at the end of the run the model's folder may be gone
+            hf_weights.copy_description(Path(config.model.path), run_dir / DESCRIPTION)
         if config.algo.kl_coef > 0:
             self.policy.remember_reference()
         self.checkpoints = checkpoint.Checkpoints(
@@ -107,16 +112,21 @@ class Trainer:
             self.metrics.write(self.feed.version, figures)
 
     def resume(self) -> int:
-        """The version of the newest whole checkpoint, loaded; 0 when there is none."""
+        """Loads the newest checkpoint whose files are whole, and returns its version; 0 when there is none."""
         self.resumed: dict[str, Any] = {}  # what was saved beside the weights
-        newest = self.control.share(str, lambda: str(checkpoint.latest(self.checkpoints.folder) or ""))
-        if not newest:
-            return 0
-        loaded = checkpoint.load(newest, self.policy.training_state)
-        self.resumed = loaded.extra
-        if self.control.is_leader:
-            log.info("goes on from %s", newest)
-        return loaded.version
+        while newest := self.control.share(str, lambda: str(checkpoint.latest(self.checkpoints.folder) or "")):
+            try:
+                loaded = checkpoint.load(newest, self.policy.training_state)
+            except checkpoint.DamagedCheckpoint as damaged:
+                said = self.control.share(str, partial(checkpoint.put_aside, Path(newest), damaged))
+                if self.control.is_leader:
+                    log.error(said)
+                continue
+            self.resumed = loaded.extra
+            if self.control.is_leader:
+                log.info("goes on from %s", newest)
+            return loaded.version
+        return 0
 
     def save_when_due(self) -> Figures:
         """Starts a checkpoint of this version when one is due, and tells the ledger of those that are safe by now."""
@@ -142,7 +152,7 @@ class Trainer:
         for saved in ended:
             if saved.failure is None:
                 # What the oldest kept checkpoint needs stays: it may be the one to go on from.
-                oldest = self.control.share(int, lambda: checkpoint.complete(self.checkpoints.folder)[0][0])
+                oldest = self.control.share(int, lambda: checkpoint_files.complete(self.checkpoints.folder)[0][0])
                 self.feed.durable(oldest)
             elif self.control.is_leader:
                 log.error("the checkpoint of version %d failed: %s", saved.version, saved.failure)
@@ -167,7 +177,7 @@ class Trainer:
         self.wait_for_checkpoint()
         if self.config.trainer.save_hf:
             hf_weights.save(
-                self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", source_folder=self.config.model.path
+                self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=self.run_dir / DESCRIPTION
             )
         if self.queue is not None:
             status = self.queue.status()

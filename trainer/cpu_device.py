@@ -1,8 +1,8 @@
 """Lets megatron-core 0.16.1 run on a machine without a GPU.
 
-`install` does nothing where a GPU is present, so the GPU path runs untouched Megatron. Elsewhere it redirects device
-placement and random-number state from "cuda" to the CPU; no arithmetic of Megatron's is replaced. Each item names its
-cause and when it may go.
+`install` does nothing where a GPU is present, so that GPUs run an unchanged Megatron. Elsewhere it redirects device
+placement and random-number state from "cuda" to the CPU; it replaces no arithmetic of Megatron. Each item names its
+cause, and when it can be removed.
 """
 
 import functools
@@ -20,25 +20,25 @@ CPU = torch.device("cpu")
 _META = torch.device("meta")
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
 _installed = False
-_placed = CPU  # where Megatron puts its tensors
+_placed = CPU  # the device on which Megatron creates its tensors
 
 
 def device() -> torch.device:
-    """Where this process computes: its own GPU (LOCAL_RANK picks it), or the CPU."""
+    """The device of this process: its own GPU (LOCAL_RANK selects it), or the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return CPU
 
 
 def install() -> None:
-    """Redirects what megatron-core takes for granted about CUDA. Call it before the first megatron import."""
+    """Redirects what megatron-core assumes about CUDA. Must be called before the first import of megatron."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
     if any(name.startswith("megatron.core") for name in sys.modules):
         raise RuntimeError("megatron.core was imported before trainer.cpu_device.install(); import trainer first")
     _without_compilation()
-    # What is not installed belongs to GPUs; Megatron says so once a module. `full scope` is a default of its own.
+    # The missing packages belong to GPUs, and Megatron warns once per module. `full scope` is a default of Megatron itself.
     warnings.filterwarnings("ignore", message=r"(Transformer Engine and )?Apex (is|are) not installed|full scope is deprecated")
     _redirect_placement()
     _redirect_random_state()
@@ -48,10 +48,10 @@ def install() -> None:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Within it Megatron's tensors have shapes and no memory: a rank's share of any model can be built and looked at."""
+    """Within it Megatron's tensors have shapes but no memory, so that one rank's share of any model can be built and examined."""
     global _placed
     if not _installed:
-        raise RuntimeError("a GPU is present, and Megatron would allocate on it: set CUDA_VISIBLE_DEVICES to nothing")
+        raise RuntimeError("a GPU is present, and Megatron would allocate on it: set CUDA_VISIBLE_DEVICES= (empty)")
     _placed = _META
     try:
         with _META:
@@ -66,7 +66,7 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 def _without_compilation() -> None:
     # Megatron decorates small functions with torch.compile; on a CPU each would start a C++ compiler at first use.
-    # May go when jit_fuser can be switched off by configuration.
+    # Can be removed when jit_fuser can be switched off by configuration.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].config.disable = True
@@ -74,16 +74,16 @@ def _without_compilation() -> None:
 
 def _redirect_placement() -> None:
     # Gradient buffers, rotary embedding, pipeline communication, tensor-parallel layers and the distributed optimizer
-    # place tensors on torch.cuda.current_device(). May go when they take the device of the model's parameters.
+    # place tensors on torch.cuda.current_device(). Can be removed when they use the device of the model's parameters.
     _replace(torch.cuda, "current_device", lambda: _placed)
-    # Pipeline communication and the checkpoint writer wait for the device; the CPU has nothing to wait for.
+    # Pipeline communication and the checkpoint writer wait for the device; on a CPU there is nothing to wait for.
     _replace(torch.cuda, "synchronize", lambda device=None: None)
-    # Token counts in the schedules, norms in the optimizer and in clipping, what loading exchanges: all ask for "cuda".
-    # `with torch.device(...)` knows the factories by identity and collects them once; it must collect the real ones.
+    # Token counts in the schedules, norms in the optimizer and in clipping, and tensors exchanged while loading ask for "cuda".
+    # `with torch.device(...)` recognises the factories by identity and collects them once, so it must collect the real ones.
     _device_constructors()
     for name in _FACTORIES:
         _replace(torch, name, _on_cpu(getattr(torch, name)))
-    # The tied embedding and the distributed optimizer call .cuda() on what is already where it belongs.
+    # The tied embedding and the distributed optimizer call .cuda() on tensors that are already on the right device.
     for kind in (torch.Tensor, torch.nn.Module):
         _replace(kind, "cuda", lambda self, *args, **kwargs: self)
 
@@ -93,7 +93,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     def placed(*args: Any, **kwargs: Any) -> torch.Tensor:
         if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
             kwargs["device"] = _placed
-        # Page-locked memory belongs to a GPU driver.
+        # Page-locked memory needs a GPU driver.
         kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
@@ -101,15 +101,15 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class _CpuGenerators:
-    """Stands for torch.cuda.default_generators: the CPU generator under every index."""
+    """Replaces torch.cuda.default_generators: the CPU generator under every index."""
 
     def __getitem__(self, index: Any) -> torch.Generator:
         return torch.default_generator
 
 
 def _redirect_random_state() -> None:
-    # megatron.core.tensor_parallel.random keeps a state a parallel group, reads and writes it through torch.cuda, and
-    # queues writes until CUDA is initialised, which never happens here. May go when the tracker takes a generator.
+    # megatron.core.tensor_parallel.random keeps one state per parallel group, reads and writes it through torch.cuda, and
+    # queues writes until CUDA is initialised, which never happens here. Can be removed when the tracker takes a generator.
     for module in (torch.cuda, torch.cuda.random):
         _replace(module, "get_rng_state", lambda device=None: torch.get_rng_state())
         _replace(module, "set_rng_state", lambda state, device=None: torch.set_rng_state(state))
@@ -120,8 +120,8 @@ def _redirect_random_state() -> None:
 
 
 def _name_cpu_tensors_as_cuda() -> None:
-    # The optimizer sorts parameters by comparing Tensor.type() with "torch.cuda.FloatTensor" and its like. Only its
-    # modules see the CUDA name. May go when they compare dtypes.
+    # The optimizer sorts parameters by comparing Tensor.type() with names such as "torch.cuda.FloatTensor". Only its
+    # modules see the CUDA name. Can be removed when they compare dtypes.
     plain = torch.Tensor.type
 
     @functools.wraps(plain)

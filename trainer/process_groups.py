@@ -1,7 +1,7 @@
 """The process groups of one training job.
 
 `initialize` starts torch.distributed (NCCL on GPUs, gloo on CPU) and Megatron's parallel state from the variables that
-torchrun sets, and returns where this process stands as a `Mesh`. `shutdown` undoes it. `pretend` does it without other ranks.
+torchrun sets, and returns a `Mesh`: the ranks and groups of this process. `shutdown` undoes it. `pretend` needs no other ranks.
 """
 
 import datetime
@@ -24,7 +24,7 @@ __all__ = ["Layout", "Mesh", "initialize", "shutdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Where this process stands, and the groups it talks in. A `stage` is a pipeline rank."""
+    """The ranks of this process in each dimension, and its process groups. A `stage` is a pipeline rank."""
 
     layout: Layout
     device: torch.device
@@ -43,27 +43,27 @@ class Mesh:
 
     @property
     def is_first_stage(self) -> bool:
-        """Holds the embedding."""
+        """Whether this rank holds the embedding."""
         return self.stage == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Holds the output layer: sees logits and loss."""
+        """Whether this rank holds the output layer, and so computes log-probs and loss."""
         return self.stage == self.layout.pp - 1
 
     @property
     def is_weight_replica_zero(self) -> bool:
-        """Among the ranks with these parameters, the one whose tensor-parallel group exports them."""
+        """Whether this rank belongs to the tensor-parallel group that exports its parameters, among all that hold them."""
         return self.dp_rank == 0 and self.cp_rank == 0
 
     @property
     def is_weight_source(self) -> bool:
-        """The rank of its stage that ends up with the full Hugging Face tensors."""
+        """Whether this rank collects the full Hugging Face tensors of its stage."""
         return self.is_weight_replica_zero and self.tp_rank == 0
 
 
 def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
-    """Joins the job. Every collective fails after `timeout_s` instead of waiting for ever."""
+    """Joins the job. Every collective fails after `timeout_s` instead of waiting forever."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ModelError(f"{', '.join(missing)} not set: start the trainer with torchrun")
@@ -71,32 +71,32 @@ def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
     device = cpu_device.device()
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":
-        # Tensor parallelism overlaps communication with computation only if kernels start in the order they are queued.
+        # Tensor parallelism overlaps communication with computation only if kernels start in the order in which they are queued.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # read when the device is first used
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=timeout)
-    return _cut(layout, device, seed=seed, timeout_s=timeout_s)
+    return _divide(layout, device, seed=seed, timeout_s=timeout_s)
 
 
 def pretend(layout: Layout, *, rank: int, world_size: int) -> Mesh:
-    """Stands where `rank` would stand among `world_size` ranks, alone: collectives return at once and move nothing, tensors
-    have no memory."""
+    """The mesh of `rank` among `world_size` ranks, without the other ranks: collectives return at once and move nothing, and
+    tensors have no memory."""
     layout.dp(world_size)
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    return _cut(layout, torch.device("meta"), seed=0, timeout_s=60)
+    return _divide(layout, torch.device("meta"), seed=0, timeout_s=60)
 
 
-def _cut(layout: Layout, device: torch.device, *, seed: int, timeout_s: float) -> Mesh:
-    """Cuts the joined ranks into Megatron's groups."""
+def _divide(layout: Layout, device: torch.device, *, seed: int, timeout_s: float) -> Mesh:
+    """Divides the ranks into Megatron's groups."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         distributed_timeout_minutes=max(1, math.ceil(timeout_s / 60)),
-        # The groups are gloo already on a CPU.
+        # On a CPU all groups are gloo groups already.
         create_gloo_process_groups=device.type == "cuda",
     )
     torch.manual_seed(seed)
@@ -131,7 +131,7 @@ def shutdown() -> None:
 
 
 def address() -> str:
-    """This host, as other hosts of the job reach it: the interface that leads to MASTER_ADDR."""
+    """The address under which other hosts of the job reach this one: that of the interface which leads to MASTER_ADDR."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 9))  # of a datagram socket: sends nothing
+        probe.connect((os.environ["MASTER_ADDR"], 9))  # a datagram socket sends nothing when it connects
         return str(probe.getsockname()[0])

@@ -25,6 +25,7 @@ import torch
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, layout_of
+from rollout import checkpoint_files
 from rollout.ledger import past_batches
 from rollout.ledger.past_batches import RecordError
 from rollout.ledger.records import Batch
@@ -88,7 +89,7 @@ class Plan:
 def plan(replay: Replay) -> Plan:
     """What to load and to train on. Raises ReplayError, RecordError."""
     wanted = replay.step - 1
-    older = [found for found in checkpoint.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
+    older = [found for found in checkpoint_files.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
     version, path = older[-1] if older else (0, "")
     batches = list(range(version, wanted + 1)) if replay.catch_up else [wanted]
     there = past_batches.steps(replay.run_dir, read_run(replay.run_dir))

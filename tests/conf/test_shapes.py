@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.shapes import Layout, ModelError, ModelShape, check_layout, read_shape, stage_layers, tensor_parallel_faults
-from trainer.megatron.families import FAMILIES, placements, segments
+from conf.shapes import Layout, ModelError, ModelShape, check_layout, read_shape, tensor_parallel_faults
+from trainer.megatron.families import FAMILIES, piece_ranges, placements
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -56,6 +56,10 @@ def test_an_unused_sliding_window_is_no_window(tmp_path):
         ({"num_attention_heads": 0}, "num_attention_heads is 0, and must be a whole number of at least 1"),
         ({"num_hidden_layers": -32}, "num_hidden_layers is -32"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "method 'fp8'.*in bfloat16"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "method 'gptq'.*in bfloat16"),
+        ({"quantization_config": {"load_in_4bit": True}}, "method 'unknown'.*in bfloat16"),
+        ({"compression_config": {"format": "int-quantized"}}, "compression_config.*in bfloat16"),
         ({"num_experts": 128}, "a mixture of 128 experts"),
         ({"num_local_experts": 8}, "a mixture of 8 experts"),
     ],
@@ -143,8 +147,9 @@ def shapes(draw):
 
 @given(shape=shapes(), layout=LAYOUTS)
 def test_every_layer_lies_in_exactly_one_stage(shape, layout):
-    layers = [layer for stage in range(layout.pp) for _, _, layer in stage_layers(shape, layout, stage)]
-    assert sorted(layers) == list(range(shape.layers))
+    names = [piece.name for stage in range(layout.pp) for p in placements(shape, layout, stage) for piece in p.pieces]
+    norms = [f"model.layers.{layer}.input_layernorm.weight" for layer in range(shape.layers)]
+    assert sorted(name for name in names if name.endswith("input_layernorm.weight")) == norms
 
 
 @given(shape=shapes(), layout=LAYOUTS)
@@ -167,7 +172,7 @@ def test_tensor_parallel_ranks_cover_each_row_exactly_once(shape, tp):
         rows = [
             (piece, row)
             for rank in range(tp)
-            for piece, start, stop in segments(placement, shape, tp, rank)
+            for piece, start, stop in piece_ranges(placement, shape, tp, rank)
             for row in range(start, stop)
         ]
         expected = [(n, row) for n, piece in enumerate(placement.pieces) for row in range(piece.sizes(shape)[dim])]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.checkpoint_files import write_sums
 from rollout.ledger.changes import DropKind
 from rollout.ledger.journal import Journal, JournalDamaged, JournalError
 from rollout.ledger.ledger import Ledger
@@ -55,6 +56,8 @@ class Story:
         folder = self.run / "checkpoints" / f"version-{version}"
         folder.mkdir(parents=True)
         (folder / "kestrel.json").write_text(json.dumps({"version": version, "extra": {"ledger": self.account}}))
+        (folder / "shard").write_bytes(b"weights")
+        write_sums(folder, {})
 
     def damage(self) -> None:
         data = bytearray(self.path.read_bytes())
@@ -134,5 +137,19 @@ def test_a_checkpoint_whose_record_is_damaged_is_named(story: Story, damage: str
     record.unlink()
     if damage is not None:
         record.write_text(damage)
+    write_sums(record.parent, {})
     with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json does not say where the ledger stood"):
         renew(story.run, story.rules)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(story: Story) -> None:
+    story.save(3)
+    (story.run / "checkpoints/version-3/kestrel.json").write_text("flipped")
+    story.damage()
+    assert "begins anew at version 2" in renew(story.run, story.rules)
+
+
+def test_damage_in_every_checkpoint_is_named(story: Story) -> None:
+    (story.run / "checkpoints/version-2/kestrel.json").unlink()
+    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json cannot be read .* holds no whole checkpoint"):
+        newest_checkpoint(story.run)

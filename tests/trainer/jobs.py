@@ -12,11 +12,12 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from conf.schema import TrainerConfig
 from conf.shapes import read_shape
 from trainer import process_groups
 from trainer.learn import packing
 from trainer.learn.logprobs import token_logprobs
-from trainer.megatron import attention, checkpoint, hf_weights, model
+from trainer.megatron import attention, checkpoint, hf_weights, model, optimizer
 from trainer.process_groups import Layout, Mesh
 
 VOCAB = 250  # not a multiple of 4, so TP 4 pads it
@@ -152,7 +153,7 @@ def forward_and_export(folder: str, layout: Layout, dtype: str = "float32") -> F
     chunks = model.build(shape, mesh, dtype=getattr(torch, dtype))
     hf_weights.load(chunks, shape, mesh, folder)
     if dtype == "bfloat16":
-        chunks = model.wrap(chunks)
+        chunks = optimizer.wrap(chunks)
     numbers = [0] * (layout.pp if layout.vpp > 1 else 1)
     with torch.no_grad():
         outputs = run_schedule(chunks, numbers, forward_only=True, collect_non_loss_data=True)
@@ -175,7 +176,7 @@ def save_folder(folder: str, target: str, layout: Layout, file_bytes: int) -> No
     shape = read_shape(folder)
     chunks = model.build(shape, mesh, dtype=torch.float32)
     hf_weights.load(chunks, shape, mesh, folder)
-    hf_weights.save(chunks, shape, mesh, target, source_folder=folder, file_bytes=file_bytes)
+    hf_weights.save(chunks, shape, mesh, target, description=folder, file_bytes=file_bytes)
     process_groups.shutdown()
 
 
@@ -194,10 +195,10 @@ def build_job(folder: str, mesh: Mesh, *, load: bool, dtype: str, **wrap_options
     chunks = model.build(shape, mesh, dtype=getattr(torch, dtype))
     if load:
         hf_weights.load(chunks, shape, mesh, folder)
-    wrapped = model.wrap(chunks, **wrap_options)
-    settings = model.OptimizerSettings(lr=1e-2, min_lr=1e-3, warmup_steps=2, total_steps=10, schedule="cosine", weight_decay=0.1)
-    optimizer, scheduler = model.build_optimizer(wrapped, settings)
-    return checkpoint.TrainingState(chunks=wrapped, optimizer=optimizer, scheduler=scheduler, mesh=mesh)
+    wrapped = optimizer.wrap(chunks, **wrap_options)
+    trainer = TrainerConfig(lr=1e-2, min_lr_fraction=0.1, warmup_steps=2, lr_schedule="cosine", weight_decay=0.1)
+    adam, scheduler = optimizer.build_optimizer(wrapped, trainer, total_steps=10)
+    return checkpoint.TrainingState(chunks=wrapped, optimizer=adam, scheduler=scheduler, mesh=mesh)
 
 
 def train(
@@ -224,7 +225,7 @@ def train(
             trained.saves.extend(store.begin_save(step + 1, {"next_step": step + 1}))
     if store:
         trained.saves.extend(store.wait(timeout_s=60))
-    model.gather_parameters(state.chunks)
+    optimizer.gather_parameters(state.chunks)
     trained.weights.update(exported(list(state.chunks), read_shape(folder), mesh))
     process_groups.shutdown()
     return trained

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from rollout.checkpoint_files import complete
 from rollout.ledger import past_batches
 from rollout.ledger.records import Position
 from rollout.ledger.wire import pack
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.stand_in_run import CONCURRENCY, Run, make_run
-from trainer.megatron.checkpoint import complete
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -82,6 +82,21 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, max
     assert Position(group=0, trajectory=0, offset=plain.config.rollout.segment_tokens) in dict(plain.generated)
 
 
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    plain, damaged = (make_run(tmp_path / name, free_ports(40), data__heldout=[]) for name in ("a", "b"))
+    finish(plain)
+    with damaged.queue(), pytest.raises(ranks.RankFailed, match=ranks.ONE_WAS_KILLED):
+        damaged.train(strike=(5, 0.2, signal.SIGKILL))
+    _, newest = complete(damaged.path / "checkpoints")[-1]
+    shard = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-8] + b"\x80" * 8)
+    finish(damaged)
+    assert newest.with_name(f"{newest.name}.damaged").exists() and newest.exists()  # written again, whole
+    before, after = plain.weights(), damaged.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert figures(plain) == figures(damaged)
+
+
 @pytest.mark.parametrize(("max_staleness", "window"), [(1, 0), (2, 1)])
 def test_batches_taken_before_a_kill_are_served_again_token_for_token(tmp_path: Path, max_staleness: int, window: int) -> None:
     """On any clock: here it has pushes fall into completions."""
@@ -121,6 +136,22 @@ def test_told_to_leave_while_it_waits_for_a_batch_that_does_not_come_the_trainer
     run.hold = None
     finish(run)
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_whose_model_folder_is_moved_away_still_saves_its_last_weights(tmp_path: Path) -> None:
+    run = make_run(tmp_path, free_ports(40), data__heldout=[])
+    model = Path(run.config.model.path)
+    files = {path.name for path in model.iterdir()}
+
+    async def move_the_model_away(position: Position) -> None:
+        if position.group >= 2 * run.config.algo.groups_per_step and model.exists():
+            model.rename(tmp_path / "elsewhere")
+
+    run.hold = move_the_model_away
+    finish(run)
+    assert not model.exists()
+    assert {path.name for path in (run.path / "hf").iterdir()} >= files - {"model.safetensors"}
+    assert run.weights()
 
 
 def test_training_goes_on_while_an_evaluation_is_answered(tmp_path: Path) -> None:

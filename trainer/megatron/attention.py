@@ -2,11 +2,11 @@
 
 `Packed` describes the sequences that lie one after another in a microbatch. `PackedAttention` is a core attention for
 Megatron's self-attention: sequences of similar length are padded into one batch and go through scaled-dot-product
-attention together, so that many short sequences do not cost a kernel call each. Padding lies behind each sequence and
-the mask is causal, so no real token ever sees it.
+attention together, so that many short sequences do not cost one kernel call each. Padding follows each sequence and
+the mask is causal, so no real token attends to padding.
 
 With context parallelism a rank has the queries of two chunks of each sequence (`packing.held_positions`) and gathers the keys
-and values of all ranks. Transformer Engine passes them round a ring instead; the result is the same.
+and values of all ranks. Transformer Engine passes them around a ring instead; the result is the same.
 """
 
 import sys
@@ -25,25 +25,25 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trainer.learn.packing import held_positions
 
-_MOST_PADDING = 0.25  # share of a batch of sequences that may be padding before another batch is opened
+_MOST_PADDING = 0.25  # the largest share of padding in a batch of sequences; beyond it another batch is opened
 
 
-class Lengths(NamedTuple):
-    """Sequences to attend together: where each starts in the microbatch, how long it is."""
+class SimilarSequences(NamedTuple):
+    """Sequences to attend together: where each one starts in the microbatch, and its length."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
 
 
-class Batch(NamedTuple):
-    """Sequences padded to `longest` tokens: where their queries and keys are taken from, where the outputs go."""
+class PaddedSequences(NamedTuple):
+    """Sequences padded to `longest` tokens: where their queries and keys come from, and where the outputs go."""
 
     sequences: int
     longest: int
-    queries: Tensor  # i64[sequences * longest / cp], places on this rank; padding repeats the sequence's first
-    real: Tensor  # i64[tokens / cp], which of these rows are no padding
-    positions: Tensor  # i64[sequences, longest / cp], in its sequence, of each query
-    keys: Tensor  # i64[sequences * longest], places in the whole microbatch; padding repeats the sequence's first
+    queries: Tensor  # i64[sequences * longest / cp], indices on this rank; padding repeats the sequence's first token
+    real: Tensor  # i64[tokens / cp], the rows of these that are not padding
+    positions: Tensor  # i64[sequences, longest / cp], the position of each query in its sequence
+    keys: Tensor  # i64[sequences * longest], indices in the whole microbatch; padding repeats the sequence's first token
 
 
 @dataclass
@@ -55,20 +55,20 @@ class Packed(PackedSeqParams):
     cp_rank: int = 0
 
     @cached_property
-    def batches(self) -> tuple[Batch, ...]:
-        """Made when the first layer attends; Transformer Engine needs none."""
+    def batches(self) -> tuple[PaddedSequences, ...]:
+        """Built when the first layer attends; Transformer Engine does not need them."""
         assert self.cu_seqlens_q is not None
         device, held = self.cu_seqlens_q.device, self._held[self.cp_rank]
         return tuple(_batch(group, held, self.cp, device) for group in group_by_length(self.lengths))
 
     @cached_property
     def restore(self) -> Tensor:
-        """i64[tokens / cp], from the order of `batches` back to this rank's."""
+        """i64[tokens / cp], from the order of `batches` back to the order of this rank's tokens."""
         return torch.cat([batch.queries[batch.real] for batch in self.batches]).argsort()
 
     @cached_property
     def in_order(self) -> Tensor:
-        """i64[tokens], from the ranks' tokens, one rank's after another's, to the microbatch's order."""
+        """i64[tokens], from the tokens of all ranks, rank by rank, to the order of the microbatch."""
         assert self.cu_seqlens_q is not None
         return torch.from_numpy(np.concatenate(self._held).argsort()).to(self.cu_seqlens_q.device)
 
@@ -81,10 +81,10 @@ class Packed(PackedSeqParams):
 
 
 def pack(lengths: Sequence[int], device: torch.device, *, cp: int = 1, cp_rank: int = 0) -> Packed:
-    """Describes sequences of these lengths, lying one after another and filling the microbatch.
+    """Describes sequences of these lengths, which lie one after another and fill the microbatch.
 
-    Padding at the end of a microbatch is a sequence of its own: count it in `lengths`. With context parallelism the lengths are
-    those of the whole sequences, each a multiple of 2 cp.
+    Padding at the end of a microbatch is a sequence of its own: include it in `lengths`. With context parallelism the lengths
+    are those of the whole sequences, and each is a multiple of 2 cp.
     """
     multiple = 2 * cp if cp > 1 else 1
     if not lengths or min(lengths) < 1 or any(length % multiple for length in lengths):
@@ -104,8 +104,8 @@ def pack(lengths: Sequence[int], device: torch.device, *, cp: int = 1, cp_rank: 
     )
 
 
-def group_by_length(lengths: Sequence[int]) -> list[Lengths]:
-    """Cuts sequences into groups of similar length, each with little padding."""
+def group_by_length(lengths: Sequence[int]) -> list[SimilarSequences]:
+    """Groups sequences of similar length, so that each group needs little padding."""
     starts = [0]
     for length in lengths[:-1]:
         starts.append(starts[-1] + length)
@@ -115,23 +115,23 @@ def group_by_length(lengths: Sequence[int]) -> list[Lengths]:
             groups[-1].append((length, start))
         else:
             groups.append([(length, start)])
-    return [Lengths(tuple(s for _, s in group), tuple(n for n, _ in group)) for group in groups]
+    return [SimilarSequences(tuple(s for _, s in group), tuple(n for n, _ in group)) for group in groups]
 
 
 def _padding(group: list[tuple[int, int]]) -> float:
-    """Share of the padded batch that would be padding; the first of the group is the longest."""
+    """The share of padding in the padded batch; the first sequence of the group is the longest."""
     return 1 - sum(length for length, _ in group) / (group[0][0] * len(group))
 
 
-def _batch(group: Lengths, held: np.ndarray, cp: int, device: torch.device) -> Batch:
+def _batch(group: SimilarSequences, held: np.ndarray, cp: int, device: torch.device) -> PaddedSequences:
     longest = group.lengths[0]
     starts, lengths = np.array(group.starts)[:, None], np.array(group.lengths)[:, None]
     offsets = np.arange(longest)[None, :]
-    # A rank's tokens lie in the order of the sequences too, so its part of one begins at a cp-th of the place.
+    # The tokens of a rank are in the order of the sequences too, so its part of a sequence starts at 1 / cp of the index.
     own = offsets[:, : longest // cp]
     is_real = own < lengths // cp
     queries = starts // cp + np.where(is_real, own, 0)
-    return Batch(
+    return PaddedSequences(
         sequences=len(group.lengths),
         longest=longest,
         queries=torch.from_numpy(queries.flatten()).to(device),
@@ -168,8 +168,8 @@ class PackedAttention(torch.nn.Module):
         outputs = [self._attend(batch, query, key, value) for batch in packed.batches]
         return torch.cat(outputs).index_select(0, packed.restore).flatten(1)
 
-    def _attend(self, batch: Batch, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The real tokens' outputs [tokens of the batch / cp, heads, dim], sequence after sequence."""
+    def _attend(self, batch: PaddedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The outputs of the real tokens [tokens of the batch / cp, heads, dim], sequence by sequence."""
         q, k, v = (
             x.index_select(0, places).unflatten(0, (batch.sequences, -1)).transpose(1, 2)
             for x, places in ((query, batch.queries), (key, batch.keys), (value, batch.keys))
@@ -186,13 +186,13 @@ class PackedAttention(torch.nn.Module):
         )
         return output.transpose(1, 2).flatten(0, 1).index_select(0, batch.real)
 
-    def _mask(self, batch: Batch) -> Tensor:
-        """bool [sequences, 1, queries, keys], True where a query sees a key. Queries of padding see as the first one does."""
+    def _mask(self, batch: PaddedSequences) -> Tensor:
+        """bool [sequences, 1, queries, keys], True where a query sees a key. A padding query sees what the first one sees."""
         distance = batch.positions[:, None, :, None] - torch.arange(batch.longest, device=batch.keys.device)
         return (distance >= 0) & (distance < self.window)
 
 
 def _of_all_ranks(x: Tensor, packed: Packed) -> Tensor:
-    """[tokens / cp, heads, dim] -> [tokens, heads, dim] in the microbatch's order; its gradient comes back from all ranks."""
+    """[tokens / cp, heads, dim] -> [tokens, heads, dim] in the order of the microbatch. All ranks contribute to the gradient."""
     gathered = gather_from_sequence_parallel_region(x, group=parallel_state.get_context_parallel_group())
     return gathered.index_select(0, packed.in_order)

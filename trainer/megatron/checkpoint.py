@@ -6,17 +6,16 @@
     version, extra = load(latest(folder), state)
 
 A checkpoint is a folder `version-<n>` in torch_dist format; it may be loaded into another layout. While it is written
-it is called `version-<n>.partial`, and the rename comes last: what bears the name is whole. A failed or killed save
-costs that save alone. `shards` does the writing.
+its name is `version-<n>.partial`, and the rename is the last step, so a folder with the final name is complete. A save
+that fails or is killed costs that save alone. `shards` does the writing. Every file has a digest, which `load` checks.
 """
 
 import json
 import logging
 import random
-import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -35,23 +34,29 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from conf.shapes import ModelError
+from rollout import checkpoint_files
+from rollout.checkpoint_files import SumsError
 from trainer.megatron import fixes
-from trainer.megatron.model import bare, gather_parameters
+from trainer.megatron.model import bare
+from trainer.megatron.optimizer import gather_parameters
 from trainer.megatron.reference import Reference
-from trainer.megatron.shards import Planner, Shards, from_rank_0, sync, sync_path
+from trainer.megatron.shards import Planner, Shards, from_rank_0, of_any_rank, sync, sync_path
 from trainer.process_groups import Mesh
 
-_NAME = re.compile(r"version-(\d+)")
 _PARTIAL = ".partial"
 _RECORD = "kestrel.json"
 _HYPERPARAMETERS = ("lr", "max_lr", "min_lr", "weight_decay", "betas", "eps")  # the run's configuration decides these
-_WAY_BACK = "bring the checkpoint back as it was, or take it away to go on from the one before"
+_WAY_BACK = "Bring the checkpoint back as it was, or start a new run"
 _MODEL, _REFERENCE = "model", "reference"
 _BYTES_PER_PARAMETER_STATE = 12  # fp32 weight and two moments
-_ROUND_S = 1.0  # the ranks tell one another so often whether they still write
+_ROUND_S = 1.0  # how often the ranks tell one another whether they still write
 log = logging.getLogger("trainer")
 
 fixes.install()
+
+
+class DamagedCheckpoint(ModelError):
+    """A file of the checkpoint is not as it was written. Nothing of it was loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class TrainingState:
 
 
 class Saved(NamedTuple):
-    """The end of a save: durable if `failure` is None, otherwise without effect."""
+    """How a save ended: it is durable if `failure` is None, and has no effect otherwise."""
 
     version: int
     seconds: float  # from begin_save to the rename
@@ -74,34 +79,24 @@ class Saved(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What came with the weights."""
+    """What the checkpoint holds beside the weights."""
 
     version: int
     extra: dict[str, Any]
 
 
-def complete(folder: str | Path) -> list[tuple[int, Path]]:
-    """The whole checkpoints in a folder, oldest first."""
-    found = []
-    for path in Path(folder).glob("version-*"):
-        match = _NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), path))
-    return sorted(found)
-
-
 def latest(folder: str | Path) -> Path | None:
-    """The newest whole checkpoint."""
-    found = complete(folder)
+    """The newest complete checkpoint."""
+    found = checkpoint_files.complete(folder)
     return found[-1][1] if found else None
 
 
 class Checkpoints:
-    """Saves into one folder, one save at a time, and keeps the last few. Every method is called by all ranks together."""
+    """Saves into one folder, one save at a time, and keeps the newest ones. All ranks call every method together."""
 
     def __init__(self, folder: str | Path, state: TrainingState, *, keep: int) -> None:
         if keep < 1:
-            raise ModelError(f"checkpoints.keep = {keep}; keep at least one")
+            raise ModelError(f"trainer.checkpoints_kept={keep}: keep at least one")
         self.folder = Path(folder).absolute()
         self._state = state
         self._keep = keep
@@ -115,8 +110,8 @@ class Checkpoints:
         dist.barrier()
 
     def begin_save(self, version: int, extra: dict[str, Any], *, timeout_s: float = 600.0) -> list[Saved]:
-        """Copies the state and starts to write it, with `extra` of rank 0 beside it. Waits for an earlier save first and
-        returns how that ended. Raises TimeoutError if the earlier one does not end.
+        """Copies the state and starts to write it, together with `extra` of rank 0. First waits for an earlier save, and
+        returns how that one ended. Raises TimeoutError if it does not end.
         """
         ended = self.wait(timeout_s=timeout_s)
         started_s = time.monotonic()
@@ -138,7 +133,7 @@ class Checkpoints:
         return ended
 
     def poll(self) -> list[Saved]:
-        """The saves that ended since the last call. Cheap: one small all-reduce while a save is under way."""
+        """The saves that ended since the last call. Cheap: one small all-reduce while a save is being written."""
         ended, self._failed = self._failed, []
         pending = self._pending
         if pending is None or _any_rank(pending.shards.writing, self._state.mesh):
@@ -147,8 +142,9 @@ class Checkpoints:
         return [*ended, self._finish(pending)]
 
     def wait(self, *, timeout_s: float) -> list[Saved]:
-        """Like `poll`, but waits for the save under way. Raises TimeoutError, on every rank, if it does not end."""
-        # In rounds: a rank that has written its part would wait for the slowest in one collective, which has its own deadline.
+        """Like `poll`, but waits for the save that is being written. Raises TimeoutError on every rank if it does not end."""
+        # In short rounds, because a rank that has finished would else wait for the slowest one within a single collective,
+        # which has a deadline of its own.
         rounds = ceil(timeout_s / _ROUND_S)
         while self._pending is not None and _any_rank(self._pending.shards.writing, self._state.mesh):
             if rounds == 0:
@@ -158,7 +154,7 @@ class Checkpoints:
         return self.poll()
 
     def _prepare(self, partial: Path) -> str | None:
-        """Makes an empty folder on rank 0; all ranks learn whether that failed, and why."""
+        """Makes an empty folder on rank 0. All ranks learn whether that failed, and why."""
         mesh = self._state.mesh
         needed = torch.tensor([_state_bytes(self._state) if mesh.is_weight_replica_zero else 0], device=mesh.device)
         dist.all_reduce(needed)
@@ -166,11 +162,11 @@ class Checkpoints:
         return from_rank_0(failure, mesh)
 
     def _finish(self, pending: "_Pending") -> Saved:
-        """Gives the folder its name once every rank has written its part."""
+        """Gives the folder its final name once every rank has written its part."""
         mesh = self._state.mesh
         failure = pending.shards.finish()
         if mesh.rank == 0:
-            failure = failure or _publish(pending.partial, pending.record)
+            failure = failure or _publish(pending.partial, pending.record, pending.shards.digests)
             if failure is None:
                 self._prune()
             else:
@@ -179,10 +175,10 @@ class Checkpoints:
         return Saved(pending.version, time.monotonic() - pending.started_s, failure)
 
     def _prune(self) -> None:
-        for _, path in complete(self.folder)[: -self._keep]:
+        for _, path in checkpoint_files.complete(self.folder)[: -self._keep]:
             try:
                 _remove(path)
-            except OSError as error:  # it takes space, and no harm is done: the next save tries again
+            except OSError as error:  # it only takes space, and the next save tries again
                 log.warning("cannot remove the old checkpoint %s: %s", path, error)
 
 
@@ -206,11 +202,12 @@ def _make_folder(partial: Path, needed_bytes: int) -> str | None:
     return None
 
 
-def _publish(partial: Path, record: str) -> str | None:
-    """Gives a finished checkpoint its name, replacing an older one of that version, and makes that durable."""
+def _publish(partial: Path, record: str, digests: Mapping[str, str]) -> str | None:
+    """Gives a finished checkpoint its final name, in place of an older one of that version, and makes that durable."""
     final = partial.with_name(partial.name.removesuffix(_PARTIAL))
     try:
         (partial / _RECORD).write_text(record)
+        checkpoint_files.write_sums(partial, digests)
         sync(partial)
         if final.exists():
             _remove(final)
@@ -222,21 +219,22 @@ def _publish(partial: Path, record: str) -> str | None:
 
 
 def _remove(path: Path) -> None:
-    """Takes the name away first, so that a checkpoint half deleted is never taken for a whole one."""
+    """Renames it first, so that a checkpoint which is half deleted is never taken for a complete one."""
     doomed = path.with_name(f"{path.name}.old{_PARTIAL}")
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def load(path: str | Path, state: TrainingState) -> Loaded:
-    """Restores everything from a checkpoint, in this layout or another. The chunks are wrapped, the optimizer is built.
+    """Restores everything from a checkpoint, in this layout or another, into wrapped chunks and an optimizer that is built.
 
-    Learning rate, betas and weight decay are the configuration's, not the checkpoint's. Random state is restored if the
-    layout is the same. Raises ModelError if the run trained against another reference than this one.
+    Learning rate, betas and weight decay come from the configuration, not from the checkpoint. Random state is restored if the
+    layout is the same. Raises DamagedCheckpoint, and ModelError if the run trained against another reference than this one.
     """
     path = Path(path)
+    _check_digests(path, state.mesh)
     record = read_record(path)
-    # The reference first and by itself: what is loaded may lie in the modules' own memory.
+    # The reference is loaded first and alone, because the loaded tensors may share the memory of the modules.
     if version := _reference_to_load(path, record["reference"], state.reference):
         assert state.reference is not None
         _fill(state.chunks, _read(path, _sharded_weights(state, _REFERENCE), state.mesh), _REFERENCE)
@@ -255,15 +253,44 @@ def load(path: str | Path, state: TrainingState) -> Loaded:
     return Loaded(record["version"], record["extra"])
 
 
+def _check_digests(path: Path, mesh: Mesh) -> None:
+    """Every rank reads its share of the files. Raises DamagedCheckpoint or ModelError, the same on all ranks."""
+    found: str | None = None
+    refused: str | None = None
+    try:
+        names = sorted(checkpoint_files.read_sums(path))
+        found = checkpoint_files.damage(path, names[mesh.rank :: mesh.world_size])
+    except SumsError as error:
+        refused = str(error)
+    if refused := of_any_rank(refused, mesh):
+        raise ModelError(refused)
+    if found := of_any_rank(found, mesh):
+        raise DamagedCheckpoint(found)
+
+
+def put_aside(damaged: Path, why: DamagedCheckpoint) -> str:
+    """Renames a damaged checkpoint, so that the one before is the newest; says so. Raises ModelError if there is none before."""
+    older = [path for _, path in checkpoint_files.complete(damaged.parent) if path != damaged]
+    if not older:
+        raise ModelError(f"{why}, and there is no other checkpoint. {_WAY_BACK}") from why
+    kept = damaged.with_name(f"{damaged.name}.damaged")
+    shutil.rmtree(kept, ignore_errors=True)
+    damaged.rename(kept)
+    return (
+        f"{why}. The run goes on from {older[-1].name}, and the steps in between are done again. "
+        f"The damaged checkpoint is kept as {kept}; delete it when you do not need it any more"
+    )
+
+
 def read_record(path: Path) -> dict[str, Any]:
-    """What stands beside the weights. Raises ModelError."""
+    """The JSON record of a checkpoint. Raises ModelError."""
     try:
         record: dict[str, Any] = json.loads((path / _RECORD).read_text())
         missing = {"version", "layout", "reference", "extra"} - record.keys()
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path / _RECORD} cannot be read ({error}): {_WAY_BACK}") from error
+        raise ModelError(f"{path / _RECORD} cannot be read ({error}). {_WAY_BACK}") from error
     if missing:
-        raise ModelError(f"{path / _RECORD} lacks {', '.join(sorted(missing))}: {_WAY_BACK}")
+        raise ModelError(f"{path / _RECORD} lacks {', '.join(sorted(missing))}. {_WAY_BACK}")
     return record
 
 
@@ -276,7 +303,7 @@ def _read(path: Path, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
 
 
 def _reference_to_load(path: Path, recorded: dict[str, Any] | None, reference: Reference | None) -> int:
-    """The version of the reference that the checkpoint holds; 0 if it is the model's folder, or none is asked for."""
+    """The version of the reference in the checkpoint; 0 if the reference is the model's folder, or if there is none."""
     if reference is None or recorded is None:
         return 0
     if recorded["version"] == 0 and recorded["fingerprint"] != reference.fingerprint:
@@ -307,7 +334,7 @@ def _sharded_state(state: TrainingState, *, is_loading: bool, with_random_state:
 
 
 def _sharded_weights(state: TrainingState, name: str) -> dict[str, Any]:
-    """What the modules hold, as Megatron's sharded state; in the checkpoint the model's own names have no prefix."""
+    """The weights of the modules as Megatron's sharded state. In the checkpoint the model's own names have no prefix."""
     sharded = {
         f"{name}{number}": bare(chunk).sharded_state_dict(metadata=_metadata(state)) for number, chunk in enumerate(state.chunks)
     }
@@ -317,7 +344,7 @@ def _sharded_weights(state: TrainingState, name: str) -> dict[str, Any]:
 
 
 def _copied(sharded: dict[str, Any]) -> dict[str, Any]:
-    """With tensors of its own, since the modules are about to hold others."""
+    """The same state with copies of the tensors, because the modules are about to hold other values."""
     for shard in nested_values(sharded):
         if isinstance(shard.data, torch.Tensor):
             shard.data = shard.data.detach().clone()
@@ -352,7 +379,7 @@ def _layout(mesh: Mesh) -> dict[str, Any]:
 
 
 def _state_bytes(state: TrainingState) -> int:
-    """What a checkpoint takes for the parameters of this rank."""
+    """Bytes of a checkpoint for the parameters of this rank."""
     with_reference = state.reference is not None and state.reference.version > 0
     return sum(
         parameter.numel() * (parameter.element_size() * (1 + with_reference) + _BYTES_PER_PARAMETER_STATE)

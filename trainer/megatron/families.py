@@ -1,7 +1,7 @@
-"""One table a family: how its Hugging Face tensors are named, shaped and laid into Megatron's parameters.
+"""One table per model family: the names and shapes of its Hugging Face tensors, and where they go in Megatron's parameters.
 
 The same table serves reading, writing and pushing weights. An `Entry` says which Hugging Face tensors (`pieces`) make
-up one Megatron parameter and how that parameter is cut over tensor-parallel ranks; `segments` turns it into rows to
+up one Megatron parameter and how that parameter is cut over tensor-parallel ranks; `piece_ranges` turns it into rows to
 copy. Pure data: no torch, no megatron.
 """
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from conf.shapes import Layout, ModelShape, stage_layers
+from conf.shapes import Layout, ModelShape
 
 
 class Cut(Enum):
     """How a Megatron parameter is laid out and cut over tensor-parallel ranks."""
 
-    WHOLE = auto()  # every rank holds all of it
-    ROWS = auto()  # dimension 0 in equal parts (padded: the vocabulary)
+    WHOLE = auto()  # each rank holds all of it
+    ROWS = auto()  # dimension 0 in equal parts; the vocabulary is padded for it
     COLUMNS = auto()  # dimension 1 in equal parts
-    QKV = auto()  # for each key-value head [its query heads | its key | its value]; dimension 0 of that in equal parts
+    QKV = auto()  # per key-value head [its query heads | its key | its value]; dimension 0 of that in equal parts
     GATE_UP = auto()  # rank r holds [part r of gate | part r of up]
 
 
@@ -57,7 +57,7 @@ class Family:
     output: Entry
 
 
-class Segment(NamedTuple):
+class PieceRange(NamedTuple):
     """Rows (or columns) [start, stop) of piece number `piece`."""
 
     piece: int
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """An entry at its place: chunk of the stage, Megatron name in that chunk, pieces with their full names."""
+    """An entry in one layer: the chunk of the stage, the Megatron name in that chunk, and the full names of the pieces."""
 
     chunk: int
     name: str
@@ -178,7 +178,7 @@ def placements(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Placem
     family = FAMILIES[shape.architecture]
     if stage == 0:
         yield _placed(family.embedding, chunk=0)
-    for chunk, local, layer in stage_layers(shape, layout, stage):
+    for chunk, local, layer in _stage_layers(shape, layout, stage):
         for entry in family.layer:
             yield _placed(entry, chunk=chunk, local=local, layer=layer)
     if stage == layout.pp - 1:
@@ -191,8 +191,17 @@ def placements(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Placem
             yield _placed(copy, chunk=layout.vpp - 1, exported=False)
 
 
+def _stage_layers(shape: ModelShape, layout: Layout, stage: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (chunk, layer within the chunk, layer of the model) for pipeline stage `stage`, in running order."""
+    per_chunk = shape.layers // (layout.pp * layout.vpp)
+    for chunk in range(layout.vpp):
+        first = (chunk * layout.pp + stage) * per_chunk
+        for local in range(per_chunk):
+            yield chunk, local, first + local
+
+
 def parameter_count(shape: ModelShape) -> int:
-    """Of the whole model, a tied embedding counted once."""
+    """The parameters of the whole model; a tied embedding counts once."""
     placed = (placement for placement in placements(shape, Layout(), 0) if placement.exported)
     return sum(math.prod(piece.sizes(shape)) for placement in placed for piece in placement.pieces)
 
@@ -208,40 +217,40 @@ def _placed(entry: Entry, *, chunk: int, local: int = 0, layer: int = 0, exporte
     )
 
 
-def segments(placement: Placement, shape: ModelShape, tp: int, rank: int) -> list[Segment]:
-    """What tensor-parallel rank `rank` holds of the pieces, in the order it lies in its shard.
+def piece_ranges(placement: Placement, shape: ModelShape, tp: int, rank: int) -> list[PieceRange]:
+    """What tensor-parallel rank `rank` holds of the pieces, in the order of its shard.
 
-    Over all ranks the segments of a cut parameter cover each row of each piece exactly once. Padding (of the
-    vocabulary) comes after the last segment.
+    Over all ranks the ranges of a cut parameter cover each row of each piece exactly once. The padding of the
+    vocabulary follows the last range.
     """
     dim = 1 if placement.cut is Cut.COLUMNS else 0
     sizes = [piece.sizes(shape)[dim] for piece in placement.pieces]
     match placement.cut:
         case Cut.WHOLE:
-            return [Segment(0, 0, sizes[0])]
+            return [PieceRange(0, 0, sizes[0])]
         case Cut.ROWS | Cut.COLUMNS:
-            return _window([Segment(0, 0, sizes[0])], -(-sizes[0] // tp), rank)
+            return _window([PieceRange(0, 0, sizes[0])], -(-sizes[0] // tp), rank)
         case Cut.GATE_UP:
             part = sizes[0] // tp
-            return [Segment(piece, rank * part, (rank + 1) * part) for piece in (0, 1)]
+            return [PieceRange(piece, rank * part, (rank + 1) * part) for piece in (0, 1)]
         case Cut.QKV:
             per_head = [size // shape.kv_heads for size in sizes]
             whole = [
-                Segment(piece, head * rows, (head + 1) * rows)
+                PieceRange(piece, head * rows, (head + 1) * rows)
                 for head in range(shape.kv_heads)
                 for piece, rows in enumerate(per_head)
             ]
             return _window(whole, sum(sizes) // tp, rank)
 
 
-def _window(whole: list[Segment], length: int, rank: int) -> list[Segment]:
-    """The part [rank x length, (rank + 1) x length) of segments laid end to end."""
+def _window(whole: list[PieceRange], length: int, rank: int) -> list[PieceRange]:
+    """The part [rank x length, (rank + 1) x length) of the ranges laid end to end."""
     first, last = rank * length, (rank + 1) * length
     inside = []
     position = 0
     for piece, start, stop in whole:
         low, high = max(first - position, 0), min(last - position, stop - start)
         if low < high:
-            inside.append(Segment(piece, start + low, start + high))
+            inside.append(PieceRange(piece, start + low, start + high))
         position += stop - start
     return inside

@@ -1,6 +1,6 @@
-"""Repairs of three defects in megatron-core 0.16.1 that make a resumed run differ from one that was not stopped.
+"""Repairs three defects of megatron-core 0.16.1 that make a resumed run differ from a run that was not stopped.
 
-Each names its cause and when it may go, and has a test of its own. `install` is called by `checkpoint`, on every device.
+Each repair names its cause, and when it can be removed, and has its own test. `checkpoint` calls `install` on every device.
 """
 
 import functools
@@ -13,7 +13,7 @@ _installed = False
 
 
 def install() -> None:
-    """Repairs the distributed optimizer's saving and loading."""
+    """Repairs how the distributed optimizer is saved and loaded."""
     global _installed
     if not _installed:
         _keep_padding_between_buckets()
@@ -23,9 +23,9 @@ def install() -> None:
 
 
 def _keep_padding_between_buckets() -> None:
-    """The state gathered for a save drops the padding between buckets, but is cut by offsets that count it: in every bucket
-    but the first, parameters are saved shifted, and the last one partly as zeros. There is more than one bucket when
-    embeddings are tied and pp > 1, and when gradient reduction overlaps. May go when the offsets agree.
+    """The state that is gathered for a save lacks the padding between buckets, but the offsets that cut it include the padding.
+    So in every bucket but the first the parameters are saved shifted, and the last one partly as zeros. There is more than one
+    bucket if embeddings are tied and pp > 1, and if gradient reduction overlaps. Can be removed when the offsets agree.
     """
     gather = DistributedOptimizer.get_parameter_state_dp_zero
 
@@ -41,8 +41,8 @@ def _keep_padding_between_buckets() -> None:
 
 
 def _leave_step_out_of_loading() -> None:
-    """Loading copies every entry of torch's AdamW from the checkpoint, but "step" is kept elsewhere there:
-    KeyError: 'step'. May go when a release loads without Transformer Engine.
+    """Loading copies every entry of torch's AdamW from the checkpoint, but the checkpoint keeps "step" elsewhere, and loading
+    fails with KeyError: 'step'. Can be removed when a release loads without Transformer Engine.
     """
     set_states = DistributedOptimizer._set_main_param_and_optimizer_states
 
@@ -59,8 +59,8 @@ def _leave_step_out_of_loading() -> None:
 
 
 def _give_each_parameter_its_step() -> None:
-    """Loading puts one step tensor into the state of every parameter, and AdamW counts it up once a parameter: the bias
-    correction runs away and the run drifts without a word. May go when each parameter gets its own.
+    """Loading puts the same step tensor into the state of every parameter, and AdamW increments it once per parameter. The bias
+    correction is then wrong, and the run drifts without an error. Can be removed when each parameter gets its own tensor.
     """
     load = DistributedOptimizer.load_state_dict
 

@@ -1,15 +1,15 @@
-"""Hugging Face weights in and out.
+"""Reads and writes weights in the format of Hugging Face.
 
-`load` reads safetensors shard-wise: each rank reads its own slices, and no rank ever holds the model. `hf_tensors` is
-the way out, for pushing and for saving: tensor by tensor, gathered over the tensor-parallel group of each stage;
-`hf_manifest` is the list of what it will yield, known to every rank without communication. `save` writes a folder that
-transformers and SGLang load. All go by the tables in `families`.
+`load` reads safetensors: each rank reads only its own slices, so no rank ever holds the whole model. `hf_tensors` gives the
+weights for pushing and saving: tensor by tensor, gathered over the tensor-parallel group of each stage. `hf_manifest` lists
+what it will yield, and every rank knows that list without communication. `save` writes a folder that transformers and SGLang
+load. All of them use the tables in `families`.
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,17 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.shapes import Layout, ModelError, ModelShape
-from trainer.megatron.families import Cut, Placement, placements, segments
-from trainer.megatron.model import bare, gather_parameters, parameter_of
+from conf.shapes import QUANTISED, Layout, ModelError, ModelShape
+from trainer.megatron.families import Cut, Placement, piece_ranges, placements
+from trainer.megatron.model import bare
+from trainer.megatron.optimizer import gather_parameters
 from trainer.process_groups import Mesh
 
 _INDEX = "model.safetensors.index.json"
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
 class HfTensor(NamedTuple):
-    """What a Hugging Face tensor is, without its values."""
+    """Name, dtype and shape of a Hugging Face tensor, without its values."""
 
     name: str
     dtype: torch.dtype
@@ -37,53 +39,86 @@ class HfTensor(NamedTuple):
 
 
 def load(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh, folder: str | Path) -> None:
-    """Fills every parameter of this rank from the folder, converting to the parameters' dtype."""
+    """Fills every parameter of this rank from the folder, and converts the values to the dtype of the parameters."""
     with ExitStack() as stack:
-        files = _open_tensors(Path(folder), stack)
+        stored = open_tensors(Path(folder), stack)
+        if faults := tensor_faults(stored, shape):
+            raise ModelError(f"{folder}: {faults[0]}")
         filled = set()
         for placement in placements(shape, mesh.layout, mesh.stage):
             parameter = parameter_of(chunks, placement)
-            _fill(parameter.data, placement, shape, mesh, files)
+            _fill(parameter.data, placement, shape, mesh, stored)
             filled.add(parameter)
-    left = [name for chunk in chunks for name, parameter in bare(chunk).named_parameters() if parameter not in filled]
+    left = [name for chunk in chunks for name, parameter in chunk.named_parameters() if parameter not in filled]
     if left:
         raise ModelError(f"no entry of the {shape.architecture} table fills {', '.join(left)}")
 
 
-def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Maps each tensor's name to the open file that holds it."""
+def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Opens the weight files, until the stack closes them: slices, not yet read, by the names of the tensors."""
+    stored: dict[str, Any] = {}
+    for path in _weight_files(folder):
+        try:
+            opened = stack.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
+        stored |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+    return stored
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those of the index, if there is one: a folder may hold the same weights a second time under other names."""
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is damaged ({error!r}); download it again") from error
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ModelError(f"no *.safetensors files in {folder}; convert the model's weights to safetensors first")
-    files: dict[str, Any] = {}
-    for path in paths:
-        try:
-            opened = stack.enter_context(safe_open(path, framework="pt"))
-        except SafetensorError as error:
-            raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
-        files.update(dict.fromkeys(opened.keys(), opened))
-    return files
+    return paths
 
 
-def _fill(target: Tensor, placement: Placement, shape: ModelShape, mesh: Mesh, files: dict[str, Any]) -> None:
-    """Copies this rank's segments of the pieces into `target`, and zeros into padding behind them."""
+def tensor_faults(stored: Mapping[str, Any], shape: ModelShape) -> list[str]:
+    """Why these tensors are not the model that config.json describes; empty if they are."""
+    pieces = (piece for placement in placements(shape, Layout(), 0) for piece in placement.pieces)
+    wanted = {piece.name: piece.sizes(shape) for piece in pieces}
+    faults = []
+    for name, sizes in wanted.items():
+        if name not in stored:
+            faults.append(f"lacks the tensor {name!r}")
+        elif stored[name].get_dtype() not in _FLOATS:
+            faults.append(f"{name!r} has the dtype {stored[name].get_dtype()}: {QUANTISED}")
+        elif (found := tuple(stored[name].get_shape())) != sizes:
+            faults.append(f"{name!r} has shape {found}, but config.json makes it {sizes}")
+    faults += [
+        f"{name!r} belongs to a model that the trainer does not know; it would train without this tensor"
+        for name in sorted(stored.keys() - wanted.keys())
+        if name.startswith("model.") and not name.endswith(".rotary_emb.inv_freq")
+    ]
+    return faults
+
+
+def parameter_of(chunks: Sequence[torch.nn.Module], placement: Placement) -> torch.nn.Parameter:
+    """The Megatron parameter of an entry, under the name that the layers of this model use."""
+    chunk = bare(chunks[placement.chunk])
+    if placement.fused_name is not None:
+        with suppress(AttributeError):
+            return chunk.get_parameter(placement.fused_name)
+    return chunk.get_parameter(placement.name)
+
+
+def _fill(target: Tensor, placement: Placement, shape: ModelShape, mesh: Mesh, stored: Mapping[str, Any]) -> None:
+    """Copies this rank's ranges of the pieces into `target`, and zeros into the padding behind them."""
     dim = 1 if placement.cut is Cut.COLUMNS else 0
-    slices = [_slice(piece.name, piece.sizes(shape), files) for piece in placement.pieces]
+    slices = [stored[piece.name] for piece in placement.pieces]
     position = 0
-    for piece, start, stop in segments(placement, shape, mesh.layout.tp, mesh.tp_rank):
+    for piece, start, stop in piece_ranges(placement, shape, mesh.layout.tp, mesh.tp_rank):
         part = slices[piece][start:stop] if dim == 0 else slices[piece][:, start:stop]
         target.narrow(dim, position, stop - start).copy_(part)
         position += stop - start
     target.narrow(dim, position, target.size(dim) - position).zero_()
-
-
-def _slice(name: str, shape: tuple[int, ...], files: dict[str, Any]) -> Any:
-    if name not in files:
-        raise ModelError(f"the model's folder lacks the tensor {name!r}")
-    found = files[name].get_slice(name)
-    if tuple(found.get_shape()) != shape:
-        raise ModelError(f"{name!r} has shape {tuple(found.get_shape())}, but config.json makes it {shape}")
-    return found
 
 
 def hf_manifest(shape: ModelShape, layout: Layout, stage: int, dtype: torch.dtype) -> list[HfTensor]:
@@ -99,9 +134,9 @@ def hf_manifest(shape: ModelShape, layout: Layout, stage: int, dtype: torch.dtyp
 def hf_tensors(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> Iterator[tuple[str, Tensor | None]]:
     """Yields the Hugging Face tensors of this rank's stage, one by one, in the order of `hf_manifest`.
 
-    All tensor-parallel ranks of the stage with data-parallel rank 0 iterate in lock-step; only the weight source gets
-    values, the others get None. A tied embedding is yielded once, by the first stage. After training with overlapped
-    gathers call `model.gather_parameters` on every rank first.
+    All tensor-parallel ranks of the stage with data-parallel rank 0 iterate in lock-step. Only the weight source gets
+    values; the others get None. The first stage yields a tied embedding, once. After training with overlapped
+    gathers call `optimizer.gather_parameters` on every rank first.
     """
     if not mesh.is_weight_replica_zero:
         raise RuntimeError(f"rank {mesh.rank} is not in the tensor-parallel group that exports its stage")
@@ -130,7 +165,7 @@ def _assemble(shards: list[Tensor], placement: Placement, shape: ModelShape) -> 
     pieces = [shards[0].new_empty(piece.sizes(shape)) for piece in placement.pieces]
     for rank, shard in enumerate(shards):
         position = 0
-        for number, start, stop in segments(placement, shape, len(shards), rank):
+        for number, start, stop in piece_ranges(placement, shape, len(shards), rank):
             pieces[number].narrow(dim, start, stop - start).copy_(shard.narrow(dim, position, stop - start))
             position += stop - start
     for piece, values in zip(placement.pieces, pieces, strict=True):
@@ -143,12 +178,13 @@ def save(
     mesh: Mesh,
     folder: str | Path,
     *,
-    source_folder: str | Path,
+    description: str | Path,
     file_bytes: int = 4 * 2**30,
 ) -> None:
-    """Writes a Hugging Face folder: weights from the model, everything else from `source_folder`. All ranks call it.
+    """Writes a Hugging Face folder: weights from the model, everything else from `description`. All ranks call it.
 
-    The folder appears under its name only when it is complete; one that is there already is replaced.
+    description: a folder that `copy_description` made; the model's own folder may be gone by now. The written folder appears
+    under its name only when it is complete, and replaces one that is there already.
     """
     gather_parameters(chunks)
     folder = Path(folder)
@@ -158,7 +194,7 @@ def save(
     if mesh.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_metadata(partial, Path(source_folder), files, dtype)
+        _write_metadata(partial, Path(description), files, dtype)
     dist.barrier()
     if mesh.is_weight_replica_zero:
         _write_tensors(chunks, shape, mesh, partial, files)
@@ -170,7 +206,7 @@ def save(
 
 
 def _files(shape: ModelShape, layout: Layout, dtype: torch.dtype, file_bytes: int) -> dict[str, list[HfTensor]]:
-    """Which tensors go into which file: no file mixes stages, none is larger than `file_bytes` unless one tensor is."""
+    """Assigns the tensors to files. No file holds tensors of two stages, or exceeds `file_bytes` unless a single tensor does."""
     groups: list[list[HfTensor]] = []
     for stage in range(layout.pp):
         room = 0
@@ -187,7 +223,7 @@ def _files(shape: ModelShape, layout: Layout, dtype: torch.dtype, file_bytes: in
 
 
 def tensor_bytes(tensor: HfTensor) -> int:
-    """Bytes of the values."""
+    """The bytes of its values."""
     return torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
 
 
@@ -199,7 +235,7 @@ def _write_tensors(
     for name, values in hf_tensors(chunks, shape, mesh):
         if values is None:
             continue
-        # On a CPU a tensor that was not gathered is the parameter itself, and safetensors wants no shared storage.
+        # On a CPU a tensor that was not gathered is the parameter itself, and safetensors refuses shared storage.
         pending[name] = values.detach().to("cpu").contiguous()
         file = file_of[name]
         if len(pending) == len(files[file]):
@@ -207,12 +243,18 @@ def _write_tensors(
             pending = {}
 
 
-def _write_metadata(folder: Path, source: Path, files: dict[str, list[HfTensor]], dtype: torch.dtype) -> None:
-    """Configuration and tokenizer from the source, the dtype of the weights, and the index of more than one file."""
+def copy_description(source: Path, target: Path) -> None:
+    """Copies every file of a model's folder but its weights: configuration, tokenizer, chat template, generation settings."""
+    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
-            shutil.copy(path, folder / path.name)
-    config = json.loads((source / "config.json").read_text())
+            shutil.copy(path, target / path.name)
+
+
+def _write_metadata(folder: Path, description: Path, files: dict[str, list[HfTensor]], dtype: torch.dtype) -> None:
+    """Writes the description, with the dtype of the weights in it, and the index if there is more than one weight file."""
+    copy_description(description, folder)
+    config = json.loads((folder / "config.json").read_text())
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if len(files) > 1:

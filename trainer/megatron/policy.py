@@ -1,8 +1,8 @@
-"""The policy under training: Megatron's modules, and the three things that are done with them.
+"""The policy under training: Megatron's modules, and the three operations on them.
 
-`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch, `reference_weights` swaps the frozen
-reference in. Neither of the first two lets a number that is not finite come as far as the optimizer. Each goes through Megatron's
-pipeline schedule, so every rank of the job calls them together.
+`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch, and `reference_weights` swaps the
+frozen reference in. The first two raise before a number that is not finite reaches the optimizer. Each runs Megatron's
+pipeline schedule, so all ranks of the job call them together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from conf.schema import RunConfig
-from conf.shapes import ModelShape, read_shape
+from conf.shapes import ModelShape, check_layout, read_shape
 from trainer.learn.health import FiniteCheck, TrainingError
 from trainer.learn.logprobs import token_logprobs
 from trainer.learn.metrics import TokenFigures
@@ -28,12 +28,13 @@ from trainer.learn.packing import Microbatch
 from trainer.learn.targets import Signal
 from trainer.megatron import attention, hf_weights, model
 from trainer.megatron.checkpoint import TrainingState
+from trainer.megatron.optimizer import build_optimizer, gather_parameters, wrap
 from trainer.megatron.reference import Reference
 from trainer.process_groups import Mesh
 
 
 class Policy:
-    """Modules, optimizer and schedule of one rank. Create with `Policy.load`."""
+    """Modules, optimizer and schedule of one rank. Create it with `load_policy`."""
 
     def __init__(
         self,
@@ -51,14 +52,14 @@ class Policy:
         self._objective, self._temperature = objective, temperature
         self._schedule = get_forward_backward_func()
         config = get_model_config(chunks[0])
-        # The loss arrives normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
+        # The loss is already normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
         config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
         config.grad_scale_func = optimizer.scale_loss
         self.reference: Reference | None = None
 
     @property
     def training_state(self) -> TrainingState:
-        """What a checkpoint saves and restores."""
+        """The objects that a checkpoint saves and restores."""
         return TrainingState(
             chunks=self.chunks,
             optimizer=self.optimizer,
@@ -68,7 +69,7 @@ class Policy:
         )
 
     def logprobs(self, microbatches: Sequence[Microbatch], quantity: str) -> list[Tensor]:
-        """Log-probs f32 [m] of each microbatch's targets, on the last stage's ranks; [] elsewhere. No gradient.
+        """Log-probs f32 [m] of the targets of each microbatch on the ranks of the last stage; [] elsewhere. No gradient.
 
         Raises NonFinite, which names the `quantity` (health.QUANTITIES).
         """
@@ -85,7 +86,7 @@ class Policy:
         return found
 
     def update(self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures) -> tuple[float, float]:
-        """One optimizer step on this rank's microbatches of a minibatch. Returns the gradient's norm and the learning rate.
+        """One optimizer step on this rank's microbatches of a minibatch. Returns the norm of the gradient and the learning rate.
 
         signals: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
         """
@@ -98,7 +99,7 @@ class Policy:
             self._find_bad_gradient(microbatches, signals, figures)
         learning_rate = self.optimizer.param_groups[0]["lr"]
         _, norm, _ = self.optimizer.step()
-        self.scheduler.step(increment=1)  # to that of the next step
+        self.scheduler.step(increment=1)  # sets the learning rate of the next step
         return float(norm), learning_rate
 
     def _zero_gradients(self) -> None:
@@ -109,33 +110,33 @@ class Policy:
     def _find_bad_gradient(
         self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures
     ) -> NoReturn:
-        """Runs one microbatch after another, without reduction over ranks, to say which one's gradient is not finite."""
+        """Runs one microbatch after another, without reduction over ranks, to find the one whose gradient is not finite."""
         config, finite = get_model_config(self.chunks[0]), FiniteCheck(self.mesh)
-        # The run ends here, so nothing of this is put back.
+        # The run ends here, so these settings need not be restored.
         config.finalize_model_grads_func, config.no_sync_func, config.grad_sync_func = None, nullcontext, None
         with ExitStack() as unreduced:
             for chunk in self.chunks:
                 unreduced.enter_context(chunk.no_sync())
             for number in range(len(microbatches)):
                 self._zero_gradients()
-                # The interleaved schedule takes a multiple of the stages.
+                # The interleaved schedule needs a multiple of the number of stages.
                 again = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
                 one, its = [microbatches[number]] * again, list(signals[number : number + 1]) * again
                 self._run(one, partial(self._loss, one, its, figures, FiniteCheck(self.mesh)), forward_only=False)
                 for chunk in self.chunks:
                     for buffer in chunk.buffers:
                         finite.note(number, "gradient", buffer.grad_data)
-        # Each is finite, the sum of their squares is not.
+        # Each gradient is finite, but the sum of their squares is not.
         finite.note(len(microbatches) - 1, "gradient norm", torch.tensor(torch.inf, device=self.mesh.device))
         finite.verify()
         raise AssertionError("unreachable: infinity was noted")
 
     def gather_parameters(self) -> None:
-        """After the last update of a step: with `trainer.overlap_param_gather` a rank has only its part of the new weights."""
-        model.gather_parameters(self.chunks)
+        """To be called after the last update of a step: see `optimizer.gather_parameters`."""
+        gather_parameters(self.chunks)
 
     def remember_reference(self) -> None:
-        """Keeps a copy of the present weights as the frozen reference."""
+        """Copies the present weights, which become the frozen reference."""
         self.reference = Reference(self.chunks, self.shape, self.mesh)
 
     @contextmanager
@@ -215,31 +216,16 @@ class Policy:
 
 
 def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
-    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError for what cannot be cut so."""
-    shape = read_shape(config.model.path)
-    trainer = config.trainer
-    chunks = model.build(shape, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
-    hf_weights.load(chunks, shape, mesh, config.model.path)
-    wrapped = model.wrap(
-        chunks, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather
-    )
-    optimizer, scheduler = model.build_optimizer(
-        wrapped,
-        model.OptimizerSettings(
-            lr=trainer.lr,
-            min_lr=trainer.lr * trainer.min_lr_fraction,
-            betas=(trainer.adam_beta1, trainer.adam_beta2),
-            eps=trainer.adam_eps,
-            weight_decay=trainer.weight_decay,
-            clip_grad=trainer.clip_grad,
-            schedule="cosine" if trainer.lr_schedule == "cosine" else "constant",
-            warmup_steps=trainer.warmup_steps,
-            total_steps=trainer.steps * config.algo.minibatches,
-        ),
-    )
+    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it."""
+    trainer, shape = config.trainer, read_shape(config.model.path)
+    check_layout(shape, mesh.layout)
+    built = model.build(shape, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
+    hf_weights.load(built, shape, mesh, config.model.path)
+    chunks = wrap(built, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather)
+    optimizer, scheduler = build_optimizer(chunks, trainer, total_steps=trainer.steps * config.algo.minibatches)
     algo = config.algo
     return Policy(
-        chunks=wrapped,
+        chunks=chunks,
         optimizer=optimizer,
         scheduler=scheduler,
         shape=shape,

@@ -1,12 +1,12 @@
-"""The reference policy: weights in pinned CPU memory that change places with the current ones while it is asked.
+"""The reference policy: its weights lie in pinned CPU memory, and are swapped with the current weights for a forward pass.
 
-    reference = Reference(chunks, shape, mesh)       # of the present weights: version 0
+    reference = Reference(chunks, shape, mesh)      # a copy of the present weights: version 0
     with reference.in_place(): ...                  # the modules hold the reference's weights
-    reference.refresh(40)                           # it is now what the policy is at version 40
+    reference.refresh(40)                           # the reference is now the policy of version 40
 
-Changing places costs no GPU memory but one parameter's, and one trip of the weights each way over the bus, twice.
-Which reference it is must outlive the process: version 0 is the model's folder, recognised by its fingerprint;
-a later one exists nowhere else, so checkpoints carry its weights.
+A swap needs GPU memory for one more parameter only, and moves all weights over the bus in both directions. It happens twice.
+A run that is resumed must use the same reference. Version 0 is the model's folder, which is recognised by its fingerprint.
+A later reference exists nowhere else, so checkpoints carry its weights.
 """
 
 import hashlib
@@ -22,37 +22,37 @@ from torch import Tensor
 
 from conf.shapes import ModelShape
 from trainer.megatron import hf_weights
-from trainer.megatron.model import gather_parameters
+from trainer.megatron.optimizer import gather_parameters
 from trainer.process_groups import Mesh
 
 
 class Reference:
-    """One rank's part. Every method is called by all ranks together."""
+    """One rank's part of the reference. All ranks call every method together."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> None:
         self._chunks, self._device = chunks, mesh.device
         self.version = 0
-        self.fingerprint = fingerprint(chunks, shape, mesh)  # of version 0
+        self.fingerprint = fingerprint(chunks, shape, mesh)  # identifies version 0
         self._host = [_pinned(parameter) for parameter in self._parameters()]
         self._swap_s = 0.0
         self.refresh(0)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
+        """What a checkpoint records about the reference."""
         return {"version": self.version, "fingerprint": self.fingerprint}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the modules hold the reference's weights, and the reference's memory the current ones, to the bit."""
-        self._change_places()
+        """Within it the modules hold the reference's weights. Afterwards they hold the current weights again, bit by bit."""
+        self._swap()
         try:
             yield
         finally:
-            self._change_places()
+            self._swap()
 
     def refresh(self, version: int) -> None:
-        """The present weights, which are those of `version`, become the reference."""
+        """Makes the present weights, which are those of `version`, the reference."""
         gather_parameters(self._chunks)
         for kept, parameter in zip(self._host, self._parameters(), strict=True):
             kept.copy_(parameter.data, non_blocking=True)
@@ -60,12 +60,12 @@ class Reference:
         self.version = version
 
     def figures(self) -> dict[str, float]:
-        """Seconds of changing places since the last call, bytes of CPU memory of this rank, and the version."""
+        """The seconds spent in swaps since the last call, the bytes of CPU memory on this rank, and the version."""
         swap_s, self._swap_s = self._swap_s, 0.0
         host_bytes = sum(kept.numel() * kept.element_size() for kept in self._host)
         return {"time/reference_swap_s": swap_s, "reference/host_bytes": host_bytes, "reference/version": self.version}
 
-    def _change_places(self) -> None:
+    def _swap(self) -> None:
         start = time.perf_counter()
         gather_parameters(self._chunks)
         for kept, parameter in zip(self._host, self._parameters(), strict=True):
@@ -84,9 +84,9 @@ class Reference:
 
 
 def fingerprint(chunks: Sequence[torch.nn.Module], shape: ModelShape, mesh: Mesh) -> str:
-    """Of the weights' values, names and dtype: 64 hexadecimal digits, the same in every layout. Collective.
+    """Identifies the values, names and dtype of the weights: 64 hexadecimal digits, the same in every layout. Collective.
 
-    The sum of a SHA-256 a Hugging Face tensor, in four lanes of 64 bits: a sum, since stages hash their own tensors.
+    It adds up one SHA-256 per Hugging Face tensor, in four lanes of 64 bits, so that each stage can hash its own tensors.
     """
     lanes = np.zeros(4, dtype=np.int64)
     if mesh.is_weight_replica_zero:

@@ -1,13 +1,13 @@
 """One rank's part of a checkpoint, written by a thread in torch_dist format.
 
-    shards = Planner(mesh).plan(state, folder)     # all ranks together: who writes what
+    shards = Planner(mesh).plan(state, folder)     # all ranks together: decides who writes what
     shards.start()                                 # copies the state; training may go on
-    failure = shards.finish()                      # all ranks, once none is `writing`: metadata, what went wrong
+    failure = shards.finish()                      # all ranks, once none is `writing`: writes metadata, tells what went wrong
 
-Megatron's own way has two properties that a run cannot live with. It forks its writers, under the threads of the
-collectives, and leaves processes behind when a rank is killed; and where rank 0 writes a small file between two
-collectives, a full disk raises on rank 0 alone while the others wait for it. Here a thread writes, nothing that touches the
-disk stands between two collectives, and what goes wrong on one rank is what `finish` says on all.
+Megatron's own writers have two properties that a run cannot accept. They are forked while threads of the collectives run,
+and stay behind as processes when a rank is killed. And rank 0 writes small files between two collectives, so that a full
+disk raises on rank 0 alone while the other ranks wait for it. Here a thread writes, no disk access happens between two
+collectives, and `finish` tells every rank what went wrong on any of them.
 """
 
 import io
@@ -27,11 +27,12 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
+from rollout import checkpoint_files
 from trainer.process_groups import Mesh
 
 BACKEND = ("torch_dist", 1)
 _MOST_MESSAGE_BYTES = 2048
-_DATA_SUFFIX = ".distcp"  # Megatron's writer brings these to the disk itself
+_DATA_SUFFIX = ".distcp"  # Megatron's writer syncs these files itself
 
 
 class Planner:
@@ -39,12 +40,12 @@ class Planner:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._strategies: dict[tuple[str, ...], Any] = {}  # by what is saved
+        self._strategies: dict[tuple[str, ...], Any] = {}  # one for each set of parts that is saved
 
     def plan(self, state: dict[str, Any], folder: Path) -> "Shards":
         """state: Megatron's sharded state. Collective over all ranks; writes nothing."""
         parts = tuple(state)
-        # That each shard is written exactly once need be shown once only, and who writes it decided once.
+        # Once is enough to verify that each shard is written exactly once, and to decide who writes it.
         sharded, common = save_preprocess(state, validate_access_integrity=parts not in self._strategies)
         strategy = self._strategies.setdefault(parts, _strategy(self._mesh))
         writer, metadata = strategy.async_save(sharded, folder)
@@ -52,36 +53,37 @@ class Planner:
 
 
 def _strategy(mesh: Mesh) -> Any:
-    # Never used here, but Megatron would start a process to hold it.
+    # This queue is never used, but without it Megatron would start a process to hold one.
     filesystem_async._results_queue = queue.Queue()
     strategy = _Strategy(*BACKEND, thread_count=1)
     if mesh.dp * mesh.layout.cp == 1:
         return strategy
-    # Ranks with the same parameters share the writing.
+    # Ranks that hold the same parameters share the writing.
     return FullyParallelSaveStrategyWrapper(strategy, mesh.dp_cp_group, do_cache_distribution=True)
 
 
 class _Strategy(TorchDistSaveShardedStrategy):
-    """Megatron's plan of a save, handed out before it becomes a request for its forking writers."""
+    """Hands out Megatron's plan of a save before it becomes a request for Megatron's forked writers."""
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> Any:
         return writer, planned[1]
 
 
 class Shards:
-    """A save of this rank, under way."""
+    """A save of this rank while it is being written."""
 
     def __init__(self, mesh: Mesh, folder: Path, writer: FileSystemWriterAsync, metadata: Any, common: Any) -> None:
-        """metadata, of all ranks' shards, is known to rank 0 alone; common: what every rank has alike."""
+        """metadata: of the shards of all ranks, on rank 0 alone; common: the state that is the same on every rank."""
         self._mesh, self._folder, self._writer, self._metadata = mesh, folder, writer, metadata
         self._common = _serialised(common) if mesh.rank == 0 else b""
         self._results: list[Any] = []
+        self.digests: dict[str, str] = {}  # by file name: of this rank's files, and on rank 0 of all once it is finished
         self._failure: str | None = "the thread that writes it died"
         self._thread: threading.Thread | None = None
 
     @property
     def bytes(self) -> int:
-        """Tensor bytes that this rank writes."""
+        """The bytes of the tensors that this rank writes."""
         return sum(t.numel() * t.element_size() for _, _, (_, tensors) in self._writer.write_buckets for _, t in tensors)
 
     @property
@@ -89,10 +91,10 @@ class Shards:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Copies the tensors into memory that training does not touch, and starts to write."""
+        """Copies the tensors into memory that training does not change, and starts to write."""
         on_gpu = self._mesh.device.type == "cuda"
         buckets = self._writer.preload_tensors(self._writer.write_buckets, non_blocking=on_gpu)
-        if not on_gpu:  # "to the CPU" copied nothing
+        if not on_gpu:  # they are on the CPU already, so nothing was copied
             buckets = [
                 (file, key, (blobs, [(item, tensor.detach().clone()) for item, tensor in tensors]))
                 for file, key, (blobs, tensors) in buckets
@@ -105,19 +107,20 @@ class Shards:
             self._thread.join(timeout_s)
 
     def finish(self) -> str | None:
-        """Rank 0 writes the metadata if every rank wrote its shards. What went wrong, the same on every rank. Collective."""
+        """Rank 0 writes the metadata if every rank wrote its shards. Returns what went wrong on any rank. Collective."""
         mesh = self._mesh
-        outcome = self._failure or self._results
+        outcome = self._failure or (self._results, self.digests)
         outcomes: list[Any] | None = [None] * mesh.world_size if mesh.rank == 0 else None
         dist.gather_object(outcome, outcomes, dst=0)
         failure = None
         if outcomes is not None:
             failures = [f"rank {rank}: {o}" for rank, o in enumerate(outcomes) if isinstance(o, str)]
-            failure = "; ".join(failures) if failures else self._write_metadata(outcomes)
+            failure = "; ".join(failures) if failures else self._write_metadata([results for results, _ in outcomes])
+            self.digests |= {name: value for o in outcomes if not isinstance(o, str) for name, value in o[1].items()}
         return from_rank_0(failure, mesh)
 
     def _write(self, buckets: list[Any]) -> None:
-        """Runs in the thread; leaves the results or the failure behind."""
+        """Runs in the thread, and stores the results or the failure."""
         try:
             if self._common:
                 (self._folder / COMMON_STATE_FNAME).write_bytes(self._common)
@@ -136,6 +139,12 @@ class Shards:
                 self._failure = f"{bucket[0]}: {_cause(outcome)}"
                 return
             self._results += outcome
+        try:
+            written = [Path(file) for file, _, _ in buckets]
+            self.digests = {path.name: checkpoint_files.digest(path) for path in written if path.exists()}
+        except OSError as error:
+            self._failure = str(error)
+            return
         self._failure = None
 
     def _write_metadata(self, results: list[Any]) -> str | None:
@@ -148,7 +157,7 @@ class Shards:
 
 
 def sync(folder: Path) -> None:
-    """Brings the small files of a folder, and the names of all, to the disk. Raises OSError."""
+    """Syncs the small files of a folder and the names of all its files to the disk. Raises OSError."""
     for path in folder.iterdir():
         if path.suffix != _DATA_SUFFIX:
             sync_path(path)
@@ -164,7 +173,7 @@ def sync_path(path: Path) -> None:
 
 
 def from_rank_0(text: str | None, mesh: Mesh) -> str | None:
-    """What rank 0 says, on every rank."""
+    """The text of rank 0, on every rank."""
     message = (text or "").encode()[:_MOST_MESSAGE_BYTES]
     told = torch.zeros(_MOST_MESSAGE_BYTES, dtype=torch.uint8)
     if mesh.rank == 0 and message:
@@ -174,8 +183,15 @@ def from_rank_0(text: str | None, mesh: Mesh) -> str | None:
     return told.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") or None
 
 
+def of_any_rank(text: str | None, mesh: Mesh) -> str | None:
+    """The text of the first rank that has one, on every rank."""
+    told: list[str | None] = [None] * mesh.world_size
+    dist.all_gather_object(told, text)
+    return next(filter(None, told), None)
+
+
 def _cause(error: BaseException) -> BaseException:
-    """The first of a chain of errors: torch's file writer hides a full disk behind a wrong position."""
+    """The first error of a chain: torch's file writer hides a full disk behind a wrong position."""
     return _cause(error.__context__) if error.__context__ else error
 
 

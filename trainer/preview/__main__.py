@@ -1,9 +1,9 @@
-"""What each rank of a job holds, without the job.
+"""Prints what each rank of a job would hold, without starting the job.
 
-    python -m trainer.preview experiment=kestrel_256 [overrides]     a line a pipeline stage
+    python -m trainer.preview experiment=kestrel_256 [overrides]     one line per pipeline stage
     python -m trainer.preview experiment=kestrel_256 rank=135        that rank alone
 
-The model comes from `model.path` if the folder is there, else from `model.shape`. Exit codes: 0 · 2 it was asked for wrongly.
+The model comes from `model.path` if the folder is there, else from `model.shape`. Exit codes: 0, or 2 for a wrong request.
 """
 
 import sys
@@ -17,12 +17,12 @@ from conf.shapes import Layout, ModelError, ModelShape, layout_of, shape_of
 from trainer.megatron.families import parameter_count
 from trainer.preview.share import Share, first_ranks, pushed, share_of
 
-ASKED_WRONGLY = 2
+WRONG_REQUEST = 2
 RANK = "rank="
 
 
 def run(arguments: Sequence[str]) -> str:
-    """What is printed. Raises ConfigError, ModelError and Hydra's errors."""
+    """The text to print. Raises ConfigError, ModelError and Hydra's errors."""
     chosen = [argument.removeprefix(RANK) for argument in arguments if argument.startswith(RANK)]
     config = _configuration([argument for argument in arguments if not argument.startswith(RANK)])
     shape, layout, dp = shape_of(config.model), layout_of(config.trainer), config.trainer.dp
@@ -37,7 +37,7 @@ def _configuration(overrides: Sequence[str]) -> RunConfig:
 
 def _rank(text: str, world: int) -> int:
     if not text.isdecimal() or int(text) >= world:
-        raise ConfigError(f"{RANK}{text}: the trainer has the ranks 0 to {world - 1}")
+        raise ConfigError(f"{RANK}{text}: the trainer has ranks 0 to {world - 1}")
     return int(text)
 
 
@@ -46,7 +46,7 @@ def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequenc
     pushes = pushed(shape, layout, getattr(torch, config.model.dtype), trainer.push_bucket_bytes)
     sizes = f"TP{layout.tp} PP{layout.pp} CP{layout.cp} VPP{layout.vpp} DP{trainer.dp}"
     rows: list[tuple[str, ...]] = [
-        ("rank", "stage", "parameters", "weights GB", "gradients GB", "optimizer GB", "together GB", "pushed GB", "tensors")
+        ("rank", "stage", "parameters", "weights GB", "gradients GB", "optimizer GB", "total GB", "pushed GB", "tensors")
     ]
     for share in shares:
         tensors, _, pushed_bytes = pushes[share.stage]
@@ -55,7 +55,7 @@ def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequenc
         rows.append((str(share.rank), str(share.stage), f"{share.parameters:,}", *gigabytes, str(tensors)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, as {sizes} on "
+        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, cut by {sizes} over "
         f"{layout.ranks_per_replica * trainer.dp} ranks",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
@@ -68,12 +68,12 @@ def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequenc
 def main() -> int:
     if not sys.argv[1:] or set(sys.argv[1:]) & {"-h", "--help"}:
         print(__doc__)
-        return 0 if sys.argv[1:] else ASKED_WRONGLY
+        return 0 if sys.argv[1:] else WRONG_REQUEST
     try:
         print(run(sys.argv[1:]))
     except (ConfigError, ModelError) as error:
-        print(f"shape: {error}", file=sys.stderr)
-        return ASKED_WRONGLY
+        print(f"preview: {error}", file=sys.stderr)
+        return WRONG_REQUEST
     return 0
 
 

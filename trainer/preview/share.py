@@ -1,6 +1,6 @@
-"""One rank's share of a model: built as that rank by Megatron itself, in a pretended job of any size, on the meta device.
+"""One rank's share of a model. Megatron itself builds it, as that rank of a pretended job of any size, on the meta device.
 
-Weights, gradient buffers and optimizer state have their shapes and no memory, so a 32B model takes a second.
+Weights, gradient buffers and optimizer state have shapes but no memory, so a 32B model takes one second.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from conf.schema import TrainerConfig
 from conf.shapes import Layout, ModelShape, check_layout
 from trainer import cpu_device, process_groups
 from trainer.megatron import model
 from trainer.megatron.families import Cut, placements
-from trainer.megatron.hf_weights import tensor_bytes
+from trainer.megatron.hf_weights import parameter_of, tensor_bytes
+from trainer.megatron.optimizer import build_optimizer, optimizer_bytes, wrap
 from trainer.push.push import Bucket, plan_buckets
 
 
@@ -25,28 +27,26 @@ class Share:
     tp_rank: int
     dp_rank: int
     parameters: int  # on this rank, vocabulary padding included
-    own_parameters: (
-        float  # its part of the model: what tensor-parallel ranks hold alike is shared out, second copies are left out
-    )
+    own_parameters: float  # the sum over all ranks is the model: replicated ones are divided, second copies are left out
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
 
 
 def share_of(shape: ModelShape, layout: Layout, *, rank: int, dp: int, dtype: torch.dtype) -> Share:
-    """The share of rank `rank` of the tp x pp x cp x dp ranks. Raises ModelError for a layout that the model cannot take."""
+    """The share of one of the tp x pp x cp x dp ranks. Raises ModelError for a layout that cannot cut the model."""
     check_layout(shape, layout)
     mesh = process_groups.pretend(layout, rank=rank, world_size=dp * layout.ranks_per_replica)
     try:
         with cpu_device.on_meta():
             built = model.build(shape, mesh, dtype=dtype, use_te=False)
             own_parameters = sum(
-                model.parameter_of(built, placed).numel() / (layout.tp if placed.cut is Cut.WHOLE else 1)
+                parameter_of(built, placed).numel() / (layout.tp if placed.cut is Cut.WHOLE else 1)
                 for placed in placements(shape, layout, mesh.stage)
                 if placed.exported
             )
-            chunks = model.wrap(built)
-            optimizer, _ = model.build_optimizer(chunks, model.OptimizerSettings(lr=1e-6, total_steps=1))
+            chunks = wrap(built)
+            optimizer, _ = build_optimizer(chunks, TrainerConfig(), total_steps=1)
         buffers = [buffer for chunk in chunks for buffer in chunk.buffers]
         return Share(
             rank=rank,
@@ -57,19 +57,19 @@ def share_of(shape: ModelShape, layout: Layout, *, rank: int, dp: int, dtype: to
             own_parameters=own_parameters,
             parameter_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
             gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
-            optimizer_bytes=model.optimizer_bytes(optimizer),
+            optimizer_bytes=optimizer_bytes(optimizer),
         )
     finally:
         process_groups.shutdown()
 
 
 def first_ranks(layout: Layout, dp: int) -> list[int]:
-    """The rank of each pipeline stage that is first in the other dimensions: ranks run over tp, cp, dp, then the stages."""
+    """The first rank of each pipeline stage: ranks are numbered over tp, cp and dp first, and over the stages last."""
     return [stage * layout.tp * layout.cp * dp for stage in range(layout.pp)]
 
 
 def pushed(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[tuple[int, int, int]]:
-    """For each stage (tensors, buckets, bytes) of one weight push."""
+    """(tensors, buckets, bytes) of one weight push, for each stage."""
 
     def of(stage: Sequence[Bucket]) -> tuple[int, int, int]:
         tensors = [tensor for bucket in stage for tensor in bucket]

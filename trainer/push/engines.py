@@ -1,11 +1,11 @@
-"""The engines' side of a push, as rank 0 drives it: one conversation with each engine, all at once, in a thread of its own.
+"""Drives the engines' side of a push from rank 0: one conversation per engine, all at the same time, in a thread of its own.
 
-A weight group breaks for all when one of its engines does. So who fails leaves its groups at once, which frees those that wait
-for it, and is asked again together with the other innocents: a later attempt sends everything anew, so it makes whole what
-the broken one left half updated. Lost is only
+When one engine fails, its weight group breaks for all. So an engine whose call fails leaves its groups at once, which frees the
+engines that wait for it. It then takes part in the next attempt with the others, which sends everything again and so completes
+an engine that the broken attempt left half updated. Only these engines are lost:
 
-    who does not even answer that it has left;
-    where all answer, whoever refused first: it is what broke the group.
+    an engine that does not even answer that it has left its groups;
+    if all answer: the engine that refused first, because it broke the group.
 """
 
 import time
@@ -19,8 +19,8 @@ from rollout.ledger.records import EngineInfo
 from trainer.megatron.hf_weights import HfTensor
 from trainer.push import weight_group
 
-LAST_CALL_S = 1.0  # what a call still gets when the time is over
-LEAVE_SHARE = 1 / 4  # of the time that is left, for an engine to say that it has left its groups
+LAST_CALL_S = 1.0  # the time for a call when the deadline has passed
+LEAVE_SHARE = 1 / 4  # the share of the remaining time in which an engine must answer that it has left its groups
 
 Bucket = tuple[HfTensor, ...]
 LeftS = Callable[[], float]
@@ -28,37 +28,37 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """One stage's weight group: the source is rank 0, the engines' ranks follow in the order of the fleet."""
+class WeightGroup:
+    """The weight group of one stage: the source is rank 0, and the ranks of the engines follow in the order of the fleet."""
 
     name: str
-    address: str  # of the source
+    address: str  # where the source listens
     port: int
     world_size: int
     backend: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How an attempt went."""
+class AttemptResult:
+    """How an attempt ended."""
 
-    broken: bool  # the groups are of no further use, and nobody who answers is in them
-    waiting: Sequence[EngineInfo]  # those that do not hold the version and are to be asked again
+    broken: bool  # the groups cannot be used again, and every engine that answers has left them
+    waiting: Sequence[EngineInfo]  # engines that do not hold the version and take part in the next attempt
 
 
 class Engines:
-    """Those of one push. On the other ranks it is empty."""
+    """The engines of one push. On ranks other than 0 there are none."""
 
     def __init__(self, engines: Sequence[EngineInfo], api_key: str, ends_s: float) -> None:
-        """ends_s: when the push must be over, by the monotonic clock; each call gets what is left."""
+        """ends_s: the deadline of the push, by the monotonic clock; each call gets the time that is left."""
         self._by_url = {e.url.rstrip("/"): e for e in engines}
         self._ends_s = self._attempt_ends_s = ends_s
         self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
-        self._groups: Sequence[Group] = ()
+        self._groups: Sequence[WeightGroup] = ()
         self._receiving: dict[str, Future[EngineCallError | None]] = {}
         self._broke: list[str] = []  # urls, in the order in which their conversations failed
-        self._innocent: dict[str, EngineCallError] = {}  # by url: to be asked again
-        self.failed: dict[str, str] = {}  # id -> what went wrong: it is lost
+        self._innocent: dict[str, EngineCallError] = {}  # by url: they take part in the next attempt
+        self.failed: dict[str, str] = {}  # id of a lost engine -> what went wrong
 
     def __enter__(self) -> "Engines":
         return self
@@ -67,7 +67,7 @@ class Engines:
         self._fleet.close()
 
     def pause(self) -> Sequence[EngineInfo]:
-        """Has all engines stand still and forget their KV cache; returns those that did."""
+        """Pauses all engines and flushes their KV caches; returns the engines that did so."""
         self._settle(self._fleet.submit(lambda client: _pause(client, self._left_s)))
         return [self._by_url[url] for url in self._fleet.clients]
 
@@ -76,12 +76,12 @@ class Engines:
         engines: Sequence[EngineInfo],
         leave: Sequence[str],
         join: bool,
-        groups: Sequence[Group],
+        groups: Sequence[WeightGroup],
         plan: Sequence[Sequence[Bucket]],
         version: int,
         ends_s: float,
     ) -> None:
-        """Begins an attempt. leave: names of groups that those of an earlier push are still in; ends_s: of the attempt."""
+        """Begins an attempt. leave: names of groups in which engines still are since an earlier push; ends_s: its deadline."""
         self._attempt_ends_s, self._groups, self._broke = ends_s, groups, []
         offsets, offset = {}, 1
         for engine in engines:
@@ -89,7 +89,7 @@ class Engines:
             offset += engine.tp
 
         async def conversation(client: EngineClient) -> EngineCallError | None:
-            """None: it holds the version. An error: it has left its groups, to be asked again. Raises if it is lost."""
+            """None: the engine holds the version. An error: it has left its groups and can try again. Raises if it is lost."""
             if client.url not in offsets:
                 return None
             try:
@@ -106,27 +106,27 @@ class Engines:
 
         self._receiving = self._fleet.submit(conversation)
 
-    def finish_receiving(self, *, sent: bool) -> Ended:
-        """sent: whether the trainer's ranks could send everything."""
+    def finish_receiving(self, *, sent: bool) -> AttemptResult:
+        """sent: whether the ranks of the trainer could send everything."""
         lost = len(self.failed)
         self._innocent = {url: error for url, error in self._settle(self._receiving).items() if error is not None}
         if sent and not self._innocent and len(self.failed) == lost:
-            return Ended(broken=False, waiting=())
+            return AttemptResult(broken=False, waiting=())
         if len(self.failed) == lost:
             refused = (url for url in self._broke if self._innocent[url].answered)
             if (first := next(refused, None)) is not None:
                 self._lose(first, self._innocent.pop(first))
-        # Those that hold the version leave the groups too: nobody will use them again.
+        # Engines that hold the version leave the groups too, because these groups are not used again.
         self._fleet.call(lambda client: _left(client, [g.name for g in self._groups], LEAVE_SHARE * self._left_s()))
-        return Ended(broken=True, waiting=[self._by_url[url] for url in self._innocent])
+        return AttemptResult(broken=True, waiting=[self._by_url[url] for url in self._innocent])
 
     def give_up(self) -> None:
-        """The time is over: who was to be asked again is lost."""
+        """Called when the time is over: engines that would have taken part in another attempt are lost."""
         for url, error in self._innocent.items():
             self._lose(url, error)
 
     def compare(self, expected: Sequence[Mapping[str, str]], engines: Sequence[EngineInfo]) -> None:
-        """Fails each of `engines` that does not hold exactly the weights with these checksums, [tp]."""
+        """Loses each of `engines` whose weights do not have exactly these checksums, [tp]."""
         ids = {e.id for e in engines}
 
         async def check(client: EngineClient) -> None:
@@ -146,7 +146,7 @@ class Engines:
         return max(self._attempt_ends_s - time.monotonic(), LAST_CALL_S)
 
     def _settle(self, calls: Mapping[str, Future[T]]) -> dict[str, T]:
-        """Waits for the calls; the results of those that did not fail. An engine whose call failed is lost."""
+        """Waits for the calls, and returns the results of those that succeeded. An engine whose call failed is lost."""
         try:
             return self._fleet.wait(calls)
         except FleetError as error:
@@ -165,7 +165,7 @@ async def _pause(client: EngineClient, left_s: LeftS) -> None:
 
 
 async def _left(client: EngineClient, groups: Sequence[str], deadline_s: float) -> bool:
-    """Whether it answers that it is in none of these groups any more."""
+    """Whether the engine answers that it is no longer in any of these groups."""
     try:
         for name in groups:
             await client.leave_push_group(name, deadline_s=deadline_s)
@@ -174,8 +174,8 @@ async def _left(client: EngineClient, groups: Sequence[str], deadline_s: float) 
     return True
 
 
-async def _join(client: EngineClient, groups: Sequence[Group], rank_offset: int, left_s: LeftS) -> None:
-    """Stage by stage: an engine that joined them in another order than its neighbour would wait for ever."""
+async def _join(client: EngineClient, groups: Sequence[WeightGroup], rank_offset: int, left_s: LeftS) -> None:
+    """Joins stage by stage: engines that joined in different orders would wait for one another forever."""
     for group in groups:
         await client.init_push_group(
             group.address,
@@ -189,7 +189,7 @@ async def _join(client: EngineClient, groups: Sequence[Group], rank_offset: int,
 
 
 async def _receive(
-    client: EngineClient, groups: Sequence[Group], plan: Sequence[Sequence[Bucket]], version: int, left_s: LeftS
+    client: EngineClient, groups: Sequence[WeightGroup], plan: Sequence[Sequence[Bucket]], version: int, left_s: LeftS
 ) -> None:
     await client.begin_weight_update(deadline_s=left_s())
     for group, buckets in zip(groups, plan, strict=True):

@@ -1,14 +1,14 @@
-"""Weights from the Megatron ranks to the engines, over a collective group a pipeline stage: never through storage.
+"""Sends weights from the Megatron ranks to the engines over one collective group per pipeline stage, never through storage.
 
-The source rank of each stage (TP 0, DP 0) gathers its stage's tensors bucket by bucket and broadcasts each to every engine rank,
-while rank 0 has the engines receive them, each through one conversation (`trainer/push/engines.py`):
+The source rank of each stage (TP 0, DP 0) gathers the tensors of its stage bucket by bucket and broadcasts each bucket to every
+engine rank. Meanwhile rank 0 tells the engines to receive them, in one conversation per engine (`trainer/push/engines.py`):
 
     engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ end(version) · continue
     source s                  │         broadcast(bucket 0) … broadcast(bucket m), the next one gathered meanwhile
 
-One deadline holds for all of it. Where an engine breaks the groups, what lies right of the line is done again without it, for
-those that did not get through. An engine that is lost does not hold the version: the report names it, its worker starts it again,
-and it takes part in a later push. The groups are made again whenever the set of engines has changed.
+One deadline holds for the whole push. If an engine breaks the groups, the part to the right of the line is repeated without it,
+for the engines that do not hold the version yet. A lost engine does not hold the version: the report names it, its worker starts
+it again, and it takes part in a later push. The groups are made again whenever the set of engines has changed.
 """
 
 import json
@@ -16,9 +16,10 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,18 +33,19 @@ from trainer.megatron import hf_weights
 from trainer.megatron.hf_weights import HfTensor
 from trainer.megatron.policy import Policy
 from trainer.push import weight_group
-from trainer.push.engines import LAST_CALL_S, Bucket, Ended, Engines, Group
+from trainer.push.engines import LAST_CALL_S, AttemptResult, Bucket, Engines, WeightGroup
 
 log = logging.getLogger("trainer")
+T = TypeVar("T")
 GENERATIONS = 8
-"""A group made again listens on another port, since the last one may still be closing; after so many the first serves again."""
+"""A group made again listens on another port, since the last one may still be closing; after these the first is reused."""
 
 ATTEMPTS = 3
-"""Of a push, as long as engines are left that may get through. Each has half of the time that is left, the last one all of it."""
+"""Attempts per push, while engines are left that can take part. Each gets half of the remaining time, the last one all of it."""
 
 
 def plan_buckets(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[list[Bucket]]:
-    """For each stage the buckets it sends, in order: every tensor in one, none above `bucket_bytes` unless a tensor is."""
+    """The buckets that each stage sends, in order. Each tensor is in one; none exceeds `bucket_bytes` unless a tensor does."""
     plan: list[list[Bucket]] = []
     for stage in range(layout.pp):
         buckets: list[list[HfTensor]] = []
@@ -61,18 +63,18 @@ def plan_buckets(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushReport:
-    """What one push did; the same on every rank."""
+    """The result of one push, the same on every rank."""
 
     version: int
     engines: Sequence[str]  # ids of the engines that hold the version now
     failed: Mapping[str, str]  # id of an engine -> what went wrong
     bytes: int  # sent to each engine
-    stall_s: float  # how long the trainer was busy with it
-    pause_s: float  # how long the engines stood still
+    stall_s: float  # how long it kept the trainer busy
+    pause_s: float  # how long the engines were paused
 
 
 class Pusher:
-    """The trainer's end of all pushes of a run. Every rank calls `push` together; rank 0 speaks to queue and engines."""
+    """The trainer's side of all pushes of a run. All ranks call `push` together; rank 0 talks to the queue and the engines."""
 
     def __init__(
         self,
@@ -86,25 +88,25 @@ class Pusher:
         deadline_s: float,
         engine_api_key: str,
     ) -> None:
-        """address: of this rank's host, as the engines reach it; first_port: of GENERATIONS x stages ports."""
+        """address: where the engines reach the host of this rank; first_port: the first of GENERATIONS x stages ports."""
         self._policy, self._control, self._queue = policy, control, queue
         self._first_port, self._deadline_s, self._key = first_port, deadline_s, engine_api_key
         self._backend = "nccl" if policy.mesh.device.type == "cuda" else "gloo"
         dtype = next(policy.chunks[0].parameters()).dtype
         self._plan = plan_buckets(policy.shape, policy.mesh.layout, dtype, bucket_bytes)
         self._bytes = sum(hf_weights.tensor_bytes(t) for stage in self._plan for bucket in stage for t in bucket)
-        # Ranks run from the first stage to the last, so the sources' addresses come in order of stage.
+        # Ranks are numbered from the first stage to the last, so the addresses of the sources are in the order of the stages.
         self._addresses = [a for a in control.gather(address if policy.mesh.is_weight_source else "") if a]
-        self._groups: list[Group] = []
+        self._groups: list[WeightGroup] = []
         self._members: list[str] = []  # ids of the engines in the groups
         self._mine: dist.ProcessGroup | None = None  # on a source, its stage's group
-        # An engine outlives its trainer and may still be in that one's groups: a name is never used twice.
+        # An engine may still be in groups of an earlier trainer process, so a name is never used twice.
         self._life = control.share(str, lambda: secrets.token_hex(4))
         self._generation = 0
         self._verified: set[str] = set()  # ids of the engines whose first push was compared
 
     def push(self, version: int) -> PushReport:
-        """Gives `version` to every registered engine. An engine that fails is no error: the report names it."""
+        """Sends `version` to every registered engine. An engine that fails does not raise an error: the report names it."""
         start = time.perf_counter()
         fleet: Sequence[EngineInfo] = self._control.share(Sequence[EngineInfo], self._registered)
         ends_s = time.monotonic() + self._deadline_s
@@ -132,19 +134,19 @@ class Pusher:
         )
 
     def _attempt(self, engines: Engines, receivers: Sequence[EngineInfo], version: int, ends_s: float) -> Sequence[EngineInfo]:
-        """Sends everything to the receivers; those to try again with."""
+        """Sends everything to the receivers; returns those that take part in the next attempt."""
         leave, join = self._regroup(receivers)
         engines.start_receiving(receivers, leave, join, self._groups, self._plan, version, ends_s)
         sent = self._control.agree(self._send(join, ends_s))
         if not sent:
-            self._forget_groups()  # which frees the engines that still wait for a bucket
-        end: Ended = self._control.share(Ended, lambda: engines.finish_receiving(sent=sent))
+            self._forget_groups()  # this frees the engines that still wait for a bucket
+        end: AttemptResult = self._control.share(AttemptResult, lambda: engines.finish_receiving(sent=sent))
         if end.broken:
             self._forget_groups()
         return end.waiting
 
     def _failed(self, engines: Engines) -> Mapping[str, str]:
-        """By id, on every rank."""
+        """The lost engines by id, on every rank."""
         failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
         return failed
 
@@ -153,7 +155,7 @@ class Pusher:
         return sorted(self._queue.fleet(), key=lambda e: e.name)
 
     def _regroup(self, engines: Sequence[EngineInfo]) -> tuple[Sequence[str], bool]:
-        """New groups if the engines are not those of the last push: which ones to leave, and whether all have to join."""
+        """Makes new groups if the engines have changed. Returns the groups to leave, and whether the engines must join."""
         ids = [e.id for e in engines]
         if ids == self._members:
             return (), False
@@ -162,7 +164,7 @@ class Pusher:
         stages = self._policy.mesh.layout.pp
         first_port = self._first_port + self._generation % GENERATIONS * stages
         self._groups = [
-            Group(
+            WeightGroup(
                 name=f"push-{self._life}-{self._generation}-stage-{stage}",
                 address=self._addresses[stage],
                 port=first_port + stage,
@@ -177,11 +179,14 @@ class Pusher:
 
     def _forget_groups(self) -> None:
         if self._mine is not None:
-            weight_group.destroy(self._mine)
+            try:
+                self._within(partial(weight_group.destroy, self._mine), LAST_CALL_S)
+            except weight_group.WeightGroupError as error:  # a call of it never returned, and still holds it
+                log.warning("push: the weight group could not be left: %s", error)
         self._mine, self._groups, self._members = None, [], []
 
     def _send(self, join: bool, ends_s: float) -> bool:
-        """This rank's part of the broadcasts. False where the group broke: some engine is gone."""
+        """This rank's part of the broadcasts. False if the group broke because some engine is gone."""
         mesh = self._policy.mesh
         if not mesh.is_weight_replica_zero:
             return True
@@ -189,36 +194,62 @@ class Pusher:
             self._mine = self._joined(self._groups[mesh.stage], ends_s)
         broken = mesh.is_weight_source and self._mine is None
         broadcast: dist.Work | None = None
-        # All buckets are gathered even when the group is broken: the ranks of the stage gather in lock-step.
+        # All buckets are gathered even if the group is broken, because the ranks of the stage gather in lock-step.
         for bucket in self._flat_buckets():
-            broken = broken or not _arrived(broadcast)
+            broken = broken or not self._arrived(broadcast, ends_s)
             broadcast = None
-            if bucket is not None and not broken and self._mine is not None:
-                try:
-                    weight_group.limit(self._mine, ends_s - time.monotonic())
-                    broadcast = dist.broadcast(bucket, group_src=0, group=self._mine, async_op=True)
-                except RuntimeError as error:
-                    log.warning("push: a broadcast failed: %s", error)
-                    broken = True
-        return _arrived(broadcast) and not broken
+            if bucket is not None and not broken:
+                broadcast = self._broadcast(bucket, ends_s)
+                broken = broadcast is None
+        return self._arrived(broadcast, ends_s) and not broken
 
-    def _joined(self, group: Group, ends_s: float) -> dist.ProcessGroup | None:
+    def _joined(self, group: WeightGroup, ends_s: float) -> dist.ProcessGroup | None:
+        """The stage's group, once all engines are in it; None if some engine did not come."""
+        left_s = max(ends_s - time.monotonic(), LAST_CALL_S)
+        join = partial(
+            weight_group.join,
+            group.address,
+            group.port,
+            rank=0,
+            world_size=group.world_size,
+            group_name=group.name,
+            timeout_s=left_s,
+            backend=group.backend,
+        )
         try:
-            return weight_group.join(
-                group.address,
-                group.port,
-                rank=0,
-                world_size=group.world_size,
-                group_name=group.name,
-                timeout_s=max(ends_s - time.monotonic(), LAST_CALL_S),
-                backend=group.backend,
-            )
-        except weight_group.WeightGroupError as error:  # some engine did not come
-            log.warning("push: %s", error)
+            return self._within(join, left_s)
+        except weight_group.WeightGroupError as error:
+            log.warning("push: %s: %s", group.name, error)
             return None
 
+    def _broadcast(self, bucket: Tensor, ends_s: float) -> dist.Work | None:
+        """Begins to send a bucket to the engines; None if the group is broken."""
+        group, left_s = self._mine, ends_s - time.monotonic()
+        assert group is not None
+        try:
+            weight_group.limit(group, left_s)
+            return self._within(partial(dist.broadcast, bucket, group_src=0, group=group, async_op=True), left_s)
+        except RuntimeError as error:  # gloo's and NCCL's
+            log.warning("push: a broadcast failed: %s", error)
+            return None
+
+    def _arrived(self, broadcast: dist.Work | None, ends_s: float) -> bool:
+        """Waits for a broadcast; False if the group broke meanwhile, because some engine is gone."""
+        if broadcast is None:
+            return True
+        try:
+            self._within(broadcast.wait, ends_s - time.monotonic())
+        except RuntimeError as error:  # gloo's and NCCL's
+            log.warning("push: a broadcast failed: %s", error)
+            return False
+        return True
+
+    def _within(self, call: Callable[[], T], timeout_s: float) -> T:
+        """A little longer than torch's own timeout, which frees the engines as well."""
+        return weight_group.within(call, max(timeout_s, LAST_CALL_S) + LAST_CALL_S, self._policy.mesh.device)
+
     def _verify(self, engines: Engines, present: Sequence[EngineInfo]) -> None:
-        """The first push to an engine is believed only once its checksums are those of the trainer's weights."""
+        """After the first push to an engine its checksums must equal those of the trainer's weights, or it is lost."""
         fresh = [e for e in present if e.id not in self._verified]
         if not fresh:
             return
@@ -233,14 +264,14 @@ class Pusher:
                     weight_group.expected_checksums(values, tp=fresh[0].tp, kv_heads=shape.kv_heads, engine_device=device)
                 )
             else:
-                deque(tensors, maxlen=0)  # takes part in the gathering
+                deque(tensors, maxlen=0)  # takes part in gathering
         stages = [json.loads(text) for text in self._control.gather(mine) if text]
         expected = [{k: v for stage in stages for k, v in stage[rank].items()} for rank in range(fresh[0].tp)]
         engines.compare(expected, fresh)
         self._verified |= {e.id for e in fresh}
 
     def _flat_buckets(self) -> Iterator[Tensor | None]:
-        """Each bucket of this rank's stage as bytes u8 [n] on the source; None on the ranks that only take part in gathering."""
+        """Each bucket of this rank's stage: bytes u8 [n] on the source, None on the ranks that only take part in gathering."""
         tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.shape, self._policy.mesh)
         for bucket in self._plan[self._policy.mesh.stage]:
             values = [next(tensors)[1] for _ in bucket]
@@ -248,15 +279,3 @@ class Pusher:
                 yield weight_group.pack([v for v in values if v is not None])
             else:
                 yield None
-
-
-def _arrived(broadcast: dist.Work | None) -> bool:
-    """Waits for a broadcast; False when the group broke under it, since some engine is gone."""
-    if broadcast is None:
-        return True
-    try:
-        broadcast.wait()
-    except RuntimeError as error:  # gloo's and NCCL's
-        log.warning("push: a broadcast failed: %s", error)
-        return False
-    return True

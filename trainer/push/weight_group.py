@@ -1,23 +1,26 @@
-"""The collective group over which a trainer rank sends weights to engines, and the sums that prove they arrived.
+"""The collective group over which a trainer rank sends weights to engines, and the checksums that prove their arrival.
 
-A weight group stands beside the trainer's own groups: its rank 0 is one trainer rank, the others are engine ranks,
-which join when asked over HTTP (`EngineClient.init_push_group`). It must match what SGLang makes on its side: a TCP
-store on rank 0, a prefix named after the group, and torch's own helper. Joining blocks until all are there, so ask
-the engines first.
+A weight group is separate from the trainer's own groups: its rank 0 is one trainer rank, and the other ranks are engine
+ranks, which join when asked over HTTP (`EngineClient.init_push_group`). It must match what SGLang makes on its side: a
+TCP store on rank 0, a prefix named after the group, and torch's own helper. Joining blocks until all ranks have come, so
+ask the engines first.
 
-A bucket is the bytes of some tensors, one after the other, in one uint8 array, broadcast from rank 0.
+A bucket is the bytes of some tensors, one after the other, in one uint8 array, which rank 0 broadcasts.
 
-What an engine holds is compared through its checksums: `expected_checksums` computes from Hugging Face tensors what
-`EngineClient.checksum` must answer, on CPU and on GPU, for the families whose layers SGLang fuses as `FUSED` says.
+The weights of an engine are compared through checksums: `expected_checksums` computes from Hugging Face tensors what
+`EngineClient.checksum` must answer, on CPU and on GPU, for families whose layers SGLang fuses according to `FUSED`.
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,18 +31,44 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""SGLang's fused parameters and their parts, in order of rows."""
+"""SGLang's fused parameters and their parts, in the order of the rows."""
 
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj")
 SPLIT_BY_VOCABULARY = ("embed_tokens", "lm_head")
 VOCABULARY_MULTIPLE = 64
 
+GLOO_CONNECTS_FOR = 5
+"""gloo waits this many times a group's timeout for a peer to connect."""
+
+T = TypeVar("T")
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
 
 
 class WeightGroupError(RuntimeError):
     """A weight group that could not be made, or a broadcast that failed."""
+
+
+def within(call: Callable[[], T], timeout_s: float, device: torch.device | None = None) -> T:
+    """The result of `call`. Raises WeightGroupError if there is none in time; the thread that runs it is then left behind.
+
+    Neither torch nor NCCL bounds every step of joining a group: NCCL's first broadcast waits for all ranks without a limit.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        if device is not None and device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has a current device of its own
+        try:
+            outcome.set_result(call())
+        except (RuntimeError, ValueError) as error:  # all that torch raises here
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="weight group", daemon=True).start()
+    try:
+        return outcome.result(timeout_s)
+    except TimeoutError as error:
+        raise WeightGroupError(f"it did not end within {timeout_s:.1f} s") from error
 
 
 def join(
@@ -52,14 +81,15 @@ def join(
     timeout_s: float,
     backend: str = "gloo",
 ) -> dist.ProcessGroup:
-    """Joins the group, rank 0 being its host; returns when all are there. `timeout_s` holds for its broadcasts too.
+    """Joins the group, which rank 0 hosts; returns when all ranks have joined. `timeout_s` holds for its broadcasts too.
 
     The name must be new in this process, and the same on all ranks.
     """
-    timeout = timedelta(seconds=timeout_s)
+    ends_s, timeout = time.monotonic() + timeout_s, timedelta(seconds=timeout_s)
     try:
         # Not through torch's rendezvous: under torchrun that would look for the store of torchrun's own agent.
         store = dist.TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
+        left_s = max(ends_s - time.monotonic(), 1.0)
         with _standing_apart():
             group, _ = _new_process_group_helper(
                 world_size,
@@ -68,25 +98,26 @@ def join(
                 Backend(backend),
                 dist.PrefixStore(group_name, store),
                 group_name=group_name,  # type: ignore[arg-type]  # a NewType of str, private to torch
-                timeout=timeout,
+                timeout=timedelta(seconds=left_s / GLOO_CONNECTS_FOR if backend == "gloo" else left_s),
             )
     except (RuntimeError, ValueError) as error:
         where = f"{group_name!r} at {master_address}:{master_port}"
         raise WeightGroupError(f"rank {rank} of {world_size} cannot join weight group {where}: {error}") from error
+    limit(group, timeout_s)
     _world.pg_group_ranks[group] = {index: index for index in range(world_size)}
     return group
 
 
 @contextmanager
 def _standing_apart() -> Iterator[None]:
-    """Within it torch makes an NCCL group that is no part of the trainer's own, and whose failures are raised where it is used.
+    """Within it torch makes an NCCL group that is independent of the trainer's groups, and raises its failures where it is used.
 
-    Where the default group is bound to a device, torch (2.13) makes every later group by splitting that one, for which all of the
-    trainer's ranks would have to call; only the source does, and its first broadcast would wait for ever. May go when splitting
-    can be declined.
+    If the default group is bound to a device, torch (2.13) makes every later group by splitting it, which needs a call from all
+    ranks of the trainer. Only the source calls, so its first broadcast would wait forever. Can be removed when splitting is
+    optional.
 
-    A broadcast that breaks because an engine died is found by a thread of torch's, which by default ends the process. With
-    blocking waits there is no such thread, and `wait` raises as gloo's does. May go when a group can be asked for them.
+    When a broadcast breaks because an engine died, a thread of torch notices and by default ends the process. With blocking waits
+    there is no such thread, and `wait` raises as gloo's does. Can be removed when a group can be created with blocking waits.
     """
     name = "TORCH_NCCL_BLOCKING_WAIT"
     default, before = dist.group.WORLD, os.environ.get(name)
@@ -106,17 +137,17 @@ def _standing_apart() -> Iterator[None]:
 
 
 def limit(group: dist.ProcessGroup, timeout_s: float) -> None:
-    """Broadcasts that begin from now on have this much time."""
+    """Sets the timeout of the broadcasts that begin from now on."""
     _set_pg_timeout(timedelta(seconds=max(timeout_s, 1.0)), group)
 
 
 def destroy(group: dist.ProcessGroup) -> None:
-    """Leaves the group, whether its other members live or not; its name and port are free again."""
+    """Leaves the group, whether the other members are alive or not; its name and port are free again."""
     dist.destroy_process_group(group)
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors' bytes as one uint8 array. Wider types must come first: the engine refuses an unaligned tensor."""
+    """The bytes of the tensors as one uint8 array. Wider types must come first: the engine refuses an unaligned tensor."""
     offset = 0
     for tensor in tensors:
         if offset % tensor.dtype.itemsize:
@@ -126,7 +157,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def broadcast(bucket: Tensor, group: dist.ProcessGroup) -> None:
-    """Sends `bucket` from rank 0, or receives it into `bucket` on the others. Blocks, up to the group's timeout."""
+    """Sends `bucket` from rank 0, or receives into `bucket` on the other ranks. Blocks, up to the timeout of the group."""
     try:
         dist.broadcast(bucket, group_src=0, group=group)
     except RuntimeError as error:
@@ -134,7 +165,7 @@ def broadcast(bucket: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32`, as the engines want it."""
+    """The name that the engines expect, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -145,13 +176,13 @@ def expected_checksums(
     kv_heads: int | None = None,
     engine_device: Literal["cpu", "cuda"] = "cpu",
 ) -> list[dict[str, str]]:
-    """What `EngineClient.checksum` answers, rank by rank, once the engine holds exactly these Hugging Face tensors.
+    """The answer of `EngineClient.checksum`, rank by rank, when the engine holds exactly these Hugging Face tensors.
 
-    Tensors must have the engine's dtype. Of a tied model leave `lm_head.weight` out. The parts of a fused parameter
-    may come apart, but all must come; the stages of a pipeline may each compute their own and join the dicts.
-    `kv_heads`, the number of the whole model, is needed where `tp` exceeds it.
+    Tensors must have the engine's dtype. For a tied model leave out `lm_head.weight`. The parts of a fused parameter need not
+    be adjacent, but all of them must come. Each stage of a pipeline may compute its own dicts, to be merged afterwards.
+    `kv_heads`, the number in the whole model, is needed if `tp` exceeds it.
 
-    Not for an engine on CPU with tp > 1 whose MLP width is no multiple of 32 * tp: SGLang pads it there.
+    Does not hold for an engine on CPU with tp > 1 whose MLP width is not a multiple of 32 * tp, because SGLang pads it.
     """
     checksum = sha256_checksum if engine_device == "cpu" else cuda_checksum
     ranks: list[dict[str, str]] = [{} for _ in range(tp)]
@@ -163,7 +194,7 @@ def expected_checksums(
 
 
 def _fuse(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, list[tuple[str, Tensor]]]]:
-    """Engine parameters with their parts, each as soon as it is complete."""
+    """Yields each engine parameter with its parts, as soon as all of them have come."""
     waiting: dict[str, dict[str, Tensor]] = {}
     fused_of = {part: fused for fused, parts in FUSED.items() for part in parts}
     for name, tensor in tensors:
@@ -208,8 +239,8 @@ def sha256_checksum(tensor: Tensor) -> str:
 def cuda_checksum(tensor: Tensor, *, tiles_at_once: int = 512) -> str:
     """SGLang's checksum of a parameter in GPU memory, in plain torch on the tensor's own device.
 
-    Every 32-bit word is hashed with its position; a tile of words adds up to two 32-bit sums, the tiles to one of 64.
-    Products may overflow int64: its low bits, all that is kept, stay right.
+    Every 32-bit word is hashed with its position. A tile of words adds up to two 32-bit sums, and the tiles to one 64-bit sum.
+    Products may overflow int64, but only the low bits are kept, and these stay right.
     """
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if padding := -len(data) % 4:

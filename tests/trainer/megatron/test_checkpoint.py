@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from conf.shapes import Layout, ModelError, read_shape
+from rollout import checkpoint_files
 from tests.trainer import jobs, namespaces, ranks
 from trainer import process_groups
 from trainer.megatron import checkpoint, shards
@@ -146,7 +147,7 @@ def train_nothing_but_save(folder: str, checkpoints: str) -> dict:
     for version in (1, 2, 3):
         store.begin_save(version, {})
     seen["third"] = store.wait(timeout_s=60)
-    seen["kept"] = [version for version, _ in checkpoint.complete(checkpoints)]
+    seen["kept"] = [version for version, _ in checkpoint_files.complete(checkpoints)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     seen["failed"] = []
     for victim, most_bytes in ((1, 10_000), (0, 10_000), (0, 100)):
@@ -319,17 +320,59 @@ def test_no_space_is_found_out_before_writing(tmp_path, monkeypatch):
     assert not (tmp_path / "version-1.partial").exists()
 
 
-def test_only_whole_checkpoints_count(tmp_path):
+def load_what_was_damaged(folder: str, path: str) -> tuple[str, bool]:
+    """What loading raises, and whether it left the weights alone."""
+    mesh = process_groups.initialize(Layout(), seed=1, timeout_s=60)
+    state = jobs.build_job(folder, mesh, load=True, dtype="float32")
+    before = {name: values.clone() for name, values in state.chunks[0].named_parameters()}
+    with pytest.raises(checkpoint.DamagedCheckpoint) as refused:
+        checkpoint.load(path, state)
+    untouched = all(torch.equal(values, before[name]) for name, values in state.chunks[0].named_parameters())
+    process_groups.shutdown()
+    return str(refused.value), untouched
+
+
+def flip_signs(path: Path) -> None:
+    """200 values change their signs, which no format notices."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    for number in range(200):
+        data[(middle // 4 + number) * 4 + 3] ^= 0x80
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("harm", [flip_signs, truncate, Path.unlink])
+def test_damaged_weights_are_never_loaded(tied_run, tmp_path, harm):
+    path = tmp_path / "version-3"
+    shutil.copytree(checkpoint.latest(tied_run.checkpoints), path)
+    victim = max(path.glob("__1_*.distcp"), key=lambda file: file.stat().st_size)
+    harm(victim)
+    for said, untouched in ranks.run(load_what_was_damaged, 2, tied_run.folder, str(path)):
+        assert said.startswith(str(victim)) and untouched
+
+
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path):
+    for version in (3, 4):
+        (tmp_path / f"version-{version}").mkdir()
+    (tmp_path / "version-4.damaged").mkdir()  # from an earlier time
+    said = checkpoint.put_aside(tmp_path / "version-4", checkpoint.DamagedCheckpoint("a shard is damaged"))
+    assert said.startswith("a shard is damaged. The run goes on from version-3") and "version-4.damaged" in said
+    assert checkpoint.latest(tmp_path) == tmp_path / "version-3"
+    with pytest.raises(ModelError, match=r"there is no other checkpoint\. Bring the checkpoint back"):
+        checkpoint.put_aside(tmp_path / "version-3", checkpoint.DamagedCheckpoint("a shard is damaged"))
+    assert checkpoint.latest(tmp_path) == tmp_path / "version-3"
+
+
+def test_without_a_checkpoint_there_is_no_newest(tmp_path):
     assert checkpoint.latest(tmp_path / "absent") is None
-    for name in ("version-3", "version-12", "version-20.partial", "version-x", "other"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "version-30").write_text("a file")
-    assert [version for version, _ in checkpoint.complete(tmp_path)] == [3, 12]
-    assert checkpoint.latest(tmp_path) == tmp_path / "version-12"
 
 
 def test_keeping_none_is_refused():
-    with pytest.raises(ModelError, match="keep = 0"):
+    with pytest.raises(ModelError, match="checkpoints_kept=0"):
         checkpoint.Checkpoints("anywhere", None, keep=0)
 
 
@@ -337,5 +380,5 @@ def test_keeping_none_is_refused():
 def test_a_record_that_is_damaged_is_named_with_the_way_back(tmp_path, damage):
     if damage is not None:
         (tmp_path / "kestrel.json").write_text(damage)
-    with pytest.raises(ModelError, match=r"kestrel.json .* go on from the one before"):
+    with pytest.raises(ModelError, match=r"kestrel.json .* Bring the checkpoint back"):
         checkpoint.read_record(tmp_path)

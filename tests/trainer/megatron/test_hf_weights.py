@@ -15,6 +15,7 @@ from tests.ports import free_port
 from tests.trainer import jobs, ranks
 from tests.trainer.push.test_push import complete, greedy
 from trainer.megatron.hf_weights import hf_manifest
+from trainer.preview import accepts
 
 
 def test_a_written_folder_loads_in_transformers_and_is_the_same_model(tmp_path):
@@ -122,3 +123,36 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path):
     assert_load_fails(tmp_path, "ModelError.*cannot be read as safetensors")
     (tmp_path / "model.safetensors").unlink()
     assert_load_fails(tmp_path, "ModelError.*convert the model's weights to safetensors")
+
+
+def test_quantised_weights_are_refused_even_if_config_json_does_not_tell(tmp_path):
+    """An FP8 folder: e4m3 values, and their scales beside them."""
+    jobs.make_model(tmp_path, "qwen3")
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    assert_load_fails(tmp_path, rf"ModelError.*'{name}' has the dtype F8_E4M3: these weights are quantised")
+    change_weights(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.bfloat16)}))
+    change_weights(tmp_path, lambda tensors: tensors.update({f"{name}_scale_inv": torch.ones(1, 1)}))
+    assert_load_fails(tmp_path, rf"ModelError.*'{name}_scale_inv' belongs to a model that the trainer does not know")
+
+
+def test_the_index_says_which_files_hold_the_model(tmp_path):
+    """Mistral's folders hold the same weights twice, the second time under names of its own."""
+    made = jobs.make_model(tmp_path, "llama")
+    names = list(made.state_dict())
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"model.norm.weight": torch.zeros(64), "model.other": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
+    (result,) = ranks.run(jobs.forward_and_export, 1, str(tmp_path), Layout())
+    assert all(torch.equal(result.weights[name], values) for name, values in made.state_dict().items())
+    (tmp_path / "model.safetensors.index.json").write_text("[")
+    assert_load_fails(tmp_path, "ModelError.*index.json is damaged")
+
+
+def test_the_check_before_a_start_refuses_what_loading_would(tmp_path, capsys):
+    jobs.make_model(tmp_path, "qwen2")
+    assert accepts.main([str(tmp_path), "--tp=2"]) == 0
+    change_weights(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}))
+    assert accepts.main([str(tmp_path)]) == 1
+    assert "'model.norm.weight' has the dtype I8: these weights are quantised" in capsys.readouterr().err

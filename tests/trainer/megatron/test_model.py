@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from conf.shapes import Layout, ModelError
+from conf.shapes import Layout
 from tests.trainer import jobs, ranks
-from trainer.megatron.model import OptimizerSettings
 
 FAST_FAMILIES = [("qwen2", Layout()), ("qwen2", Layout(tp=2)), ("qwen2", Layout(pp=2))] + [
     (family, Layout(tp=2, pp=2)) for family in ("qwen2", "qwen2-tied", "qwen3", "llama", "mistral")
@@ -152,10 +151,3 @@ def test_bf16_moves_logprobs_no_more_than_it_does_in_transformers(tmp_path, layo
     assert theirs.mean() > 1e-4
     assert difference.mean() < 1.25 * theirs.mean()
     assert difference.max() < 1.5 * theirs.max()
-
-
-def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ModelError, match="warmup_steps = 5"):
-        OptimizerSettings(lr=1e-3, warmup_steps=5, total_steps=5)
-    with pytest.raises(ModelError, match="min_lr"):
-        OptimizerSettings(lr=1e-3, min_lr=1e-2, total_steps=5)

@@ -73,7 +73,7 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     figures = {}
     for step in range(2):
         figures = train_step(policy, batch(step), settings, Stopwatch())
-    hf_weights.save(policy.chunks, policy.shape, mesh, out, source_folder=folder)
+    hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
     process_groups.shutdown()
     return figures
 

@@ -70,7 +70,7 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
         held.append(list(report.engines))
         train_step(policy, batch(step), settings, Stopwatch())
     pusher.push(2)
-    hf_weights.save(policy.chunks, policy.shape, mesh, out, source_folder=folder)
+    hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
     process_groups.shutdown()
     return held
 

@@ -23,7 +23,7 @@ from trainer.push.push import PushReport
 
 ENGINES = 4
 BROKEN = 2  # the engine that breaks, in the second push
-PUSH_S = 16.0
+PUSH_S, SHORT_PUSH_S = 16.0, 4.0
 OLD_GROUP, NEW_GROUP = "old group", "new group"  # whether the engines of the second push were in the groups already
 
 
@@ -176,3 +176,38 @@ def test_only_the_engine_that_breaks_is_lost(tmp_path: Path, how: str, path: str
         assert list(third.engines) == survivors and not third.failed
         assert held == [True] * len(survivors)
         assert second.stall_s < PUSH_S + 5
+
+
+def push_while_torch_hangs(folder: str, engines: list[EngineInfo], port: int, hanging: str) -> PushReport:
+    """Pushes once; a call of torch's on the source never returns."""
+    from trainer import process_groups
+    from trainer.control import Control
+    from trainer.megatron.policy import load_policy
+    from trainer.push import push, weight_group
+
+    settings = config()
+    settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
+    policy = load_policy(settings, process_groups.initialize(Layout(), seed=0, timeout_s=40))
+    pusher = push.Pusher(
+        policy, Control(timeout_s=40), Fleet(engines), address="127.0.0.1", first_port=port, bucket_bytes=5_000,
+        deadline_s=SHORT_PUSH_S, engine_api_key="",
+    )  # fmt: skip
+    if hanging == "join":
+        weight_group.join = lambda *_, **__: time.sleep(600)
+    else:
+        broadcast = push.dist.broadcast
+
+        def hang_on_weights(*args: Any, **options: Any) -> Any:
+            return time.sleep(600) if options.get("async_op") else broadcast(*args, **options)
+
+        push.dist.broadcast = hang_on_weights
+    return pusher.push(0)
+
+
+@pytest.mark.parametrize("hanging", ["join", "broadcast"])
+def test_the_deadline_of_a_push_holds_when_torch_never_returns(tmp_path: Path, hanging: str) -> None:
+    """As NCCL does in its first broadcast to an engine that has died."""
+    with fleet("", "", 1) as engines:
+        (report,) = ranks.run(push_while_torch_hangs, 1, model_folder(tmp_path), engines, free_ports(20), hanging)
+    assert report.stall_s < SHORT_PUSH_S + 5
+    assert not report.engines and set(report.failed) == {engine.id for engine in engines}
