@@ -55,7 +55,7 @@ def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequenc
         rows.append((str(share.rank), str(share.stage), f"{share.parameters:,}", *gigabytes, str(tensors)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, cut by {sizes} over "
+        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, cut by {sizes} on "
         f"{layout.ranks_per_replica * trainer.dp} ranks",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
