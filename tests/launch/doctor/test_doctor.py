@@ -1,4 +1,4 @@
-"""Each of the doctor's checks passes where all is well, and fails, by name, where its thing is wrong."""
+"""Each check of the doctor passes on healthy nodes, and fails, by its name, when its subject is wrong."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def healthy(name: str) -> NodeReport:
 
 @dataclass
 class World:
-    """Two nodes of four GPUs on which all is well, and a run on them: four trainer ranks, four engines."""
+    """Two healthy nodes of four GPUs, and a run on them: four trainer ranks, four engines."""
 
     folder: Path
     config: RunConfig
@@ -233,7 +233,7 @@ def test_what_is_wrong_is_found_by_name(
     assert found.remedy
 
 
-def test_every_check_is_made_to_fail_here() -> None:
+def test_every_check_has_a_case_in_which_it_fails() -> None:
     assert {check.name for check in CHECKS} == {name for name, *_ in WRONG} | TESTED_BELOW
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
@@ -261,7 +261,7 @@ def test_on_a_cpu_neither_gpus_nor_transformer_engine_are_asked_for(world: World
     assert world.find("GPUs").level is Level.SKIPPED
 
 
-def test_what_the_launch_will_make_is_not_missed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_the_launch_will_make_are_not_missing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     setting(world, "model.prepare", "debug")
     setting(world, "model.path", "cache/debug/model")
@@ -271,7 +271,7 @@ def test_what_the_launch_will_make_is_not_missed(world: World, tmp_path: Path, m
     assert {world.find(name).level for name in ("problems", "all problems")} == {Level.FAILURE}
 
 
-def test_file_that_nothing_makes_is_missed_beside_one_that_will_be_made(
+def test_file_that_nothing_makes_is_missing_although_another_one_will_be_made(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -304,8 +304,8 @@ def test_limits_of_memory_on_a_cpu_grow_with_the_ranks(world: World) -> None:
     assert world.find("memory").level is Level.OK
 
 
-def test_what_a_save_gathers_counts_on_gpus(world: World) -> None:
-    """Each rank brings 12 bytes a parameter of its share into the host's memory, and more without buckets."""
+def test_memory_that_a_save_gathers_counts_on_gpus(world: World) -> None:
+    """Each rank gathers 12 bytes per parameter of its share in the host's memory, and more without buckets."""
     trainer = world.config.trainer
     trainer.overlap_grad_reduce, world.config.algo.kl_coef = True, 0.0
     gathered = 12 * world.case.parameters / (trainer.tp * trainer.pp) * 4  # ranks on the first node
@@ -319,8 +319,8 @@ def test_what_a_save_gathers_counts_on_gpus(world: World) -> None:
     assert world.find("memory").level is Level.WARNING
 
 
-def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
-    """The trainer is on the first node; the second one, of engines, needs less; and other machines say nothing of the run's."""
+def test_each_node_needs_memory_for_its_own_processes(world: World) -> None:
+    """The trainer is on the first node. The second one, with engines, needs less. Other machines do not count."""
     world.on_second(memory_bytes=1)
     assert world.find("memory").level is Level.OK
     world.on_each(node="login")
@@ -328,18 +328,18 @@ def test_memory_is_asked_of_a_node_for_what_it_is_to_hold(world: World) -> None:
     assert found.level is Level.SKIPPED and "a node needs about" in found.message
 
 
-def test_nothing_is_said_to_be_seen_by_nodes_that_were_not_asked(world: World) -> None:
+def test_checks_of_nodes_that_were_not_asked_are_skipped(world: World) -> None:
     world.on_each(node="login")
     assert {world.find(name).level for name in ("GPUs", "shared folder", "inputs", "memory")} == {Level.SKIPPED}
 
 
-def test_inputs_that_are_not_there_are_not_said_to_be_seen(world: World) -> None:
+def test_missing_inputs_are_not_reported_as_seen(world: World) -> None:
     setting(world, "model.path", "elsewhere")
     found = world.find("inputs")
     assert found.level is Level.SKIPPED and "elsewhere" in found.message
 
 
-def test_what_is_missing_on_gpus_is_installed_by_the_extras_of_the_roles_that_run_there(world: World) -> None:
+def test_missing_packages_on_gpus_are_installed_by_the_extras_of_their_roles(world: World) -> None:
     """requirements/ is the environment for CPUs, and lists no Transformer Engine."""
     without(world, "transformer-engine")
     assert "pip install -e '.[trainer,rollout]'" in world.find("python environments").remedy
@@ -360,10 +360,8 @@ def test_this_machine_answers_and_a_good_run_passes(world: World) -> None:
     assert [(name, f.message) for name, f in examine(named, fast=True) if f.level is Level.FAILURE] == []
 
 
-def test_answers_are_put_down_to_the_python_as_the_run_names_it(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that is looked up in PATH, or a relative path, is not what that Python calls itself."""
+def test_answers_belong_to_the_python_as_the_run_names_it(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that is found in PATH, or by a relative path, reports another path for itself."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/my-python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
     (tmp_path / "bin/my-python").chmod(0o755)
@@ -387,7 +385,7 @@ def test_run_that_is_resumed_needs_no_room_for_the_checkpoints_that_it_has(world
     assert world.find("disk space").level is Level.OK
 
 
-def test_gpu_that_does_not_tell_its_memory_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_reports_no_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 143771, 4'; echo 'NVIDIA GB10, [N/A], [N/A]'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -395,7 +393,7 @@ def test_gpu_that_does_not_tell_its_memory_is_a_gpu(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("check", ["trainer accepts", "sandbox"])
-def test_what_only_a_container_knows_is_not_asked_outside_of_it(world: World, check: str) -> None:
+def test_checks_that_need_the_container_are_skipped_outside_of_it(world: World, check: str) -> None:
     world.config.cluster.container, world.config.cluster.trainer_python = "image", "/opt/python-of-the-image"
     world.config.cluster.rollout_python = world.config.cluster.trainer_python
     assert world.find(check).level is Level.SKIPPED
@@ -423,13 +421,13 @@ def test_worst_finding_counts_the_others() -> None:
     assert (found.message, found.remedy, found.level) == ("b (and 2 more)", "y", Level.FAILURE)
 
 
-def test_table_shows_what_stands_in_brackets() -> None:
+def test_table_shows_words_in_brackets() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(table([("a", failure("no [data] in /x[/y]", "pip install 'kestrel[data]'"))]))
     assert "no [data] in /x[/y]" in (said := console.export_text()) and "kestrel[data]" in said
 
 
-def test_finding_without_a_remedy_where_one_is_due_cannot_exist() -> None:
+def test_failure_without_a_remedy_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="remedy"):
         failure("broken", "")
     with pytest.raises(ValueError, match="remedy"):
@@ -437,7 +435,7 @@ def test_finding_without_a_remedy_where_one_is_due_cannot_exist() -> None:
 
 
 class Tokenizer:
-    """As much of a tokenizer as is asked here."""
+    """The parts of a tokenizer that the checks use."""
 
     def __init__(self, tokens: int, eos_token_id: int | None = 0) -> None:
         self.tokens, self.eos_token_id = tokens, eos_token_id
@@ -456,14 +454,14 @@ class Tokenizer:
         (Tokenizer(256), [129, 10], W, "1 of 2 prompts are longer"),
     ],
 )
-def test_tokenizer_must_suit_the_model_and_the_prompts(
+def test_tokenizer_must_fit_the_model_and_the_prompts(
     world: World, tokenizer: Tokenizer, lengths: list[int], level: Level, said: str
 ) -> None:
     found = problems.judge_prompts(world.case, tokenizer, lengths)
     assert found.level is level and said in found.message
 
 
-def test_sandbox_that_is_not_there_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+def test_missing_sandbox_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text("import sys; sys.exit('user namespaces are forbidden')")
     found = problems.run_tiny_job([sys.executable, str(judge)])
@@ -476,7 +474,7 @@ def test_real_sandbox_passes_the_tiny_job(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_trainer_itself_refuses_a_model_whose_tensors_are_not_there(world: World) -> None:
+def test_trainer_refuses_a_model_without_its_tensors(world: World) -> None:
     found = world.find("trainer accepts")
     assert found.level is Level.FAILURE
     assert "rms_norm_eps" in found.message
@@ -494,11 +492,11 @@ def test_tokenizer_that_does_not_load_is_a_failure(world: World) -> None:
     assert found.level is Level.FAILURE
 
 
-def test_ranks_are_read_off_the_command() -> None:
+def test_number_of_ranks_is_read_from_the_command() -> None:
     assert machine._ranks(("python", "--nproc-per-node", "3")) == 3
 
 
-def test_run_that_is_to_go_on_is_examined_as_it_was_written_and_where_it_is(tmp_path: Path) -> None:
+def test_resumed_run_is_examined_with_its_stored_configuration_and_in_its_folder(tmp_path: Path) -> None:
     written = RunConfig(
         name="before",
         output="elsewhere",
@@ -524,6 +522,6 @@ def test_run_that_is_to_go_on_is_examined_as_it_was_written_and_where_it_is(tmp_
         ("cluster.nodes=3", "cluster.nodes=3: with cluster.kind=local a run has this machine only"),
     ],
 )
-def test_what_a_launch_would_refuse_is_refused(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_refuses_what_a_launch_would_refuse(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--fast", "experiment=debug", word]) == ASKED_WRONGLY
     assert said in capsys.readouterr().err

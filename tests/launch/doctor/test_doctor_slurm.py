@@ -1,4 +1,4 @@
-"""The doctor within a Slurm job: every node of the run is asked, by every Python that the run uses."""
+"""The doctor in a Slurm job asks every node of the run with every Python of the run."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 def ask_doctor(slurm: SlurmCluster, folder: Path, *overrides: str, fast: bool = True) -> tuple[str, str]:
-    """The job's state in the end, and what was said."""
+    """The job's last state, and its output."""
     write_model(folder / "model")
     write_problems(folder / "train.jsonl")
     words = [
@@ -33,7 +33,7 @@ def test_both_nodes_answer_and_see_one_folder(slurm: SlurmCluster, tmp_path: Pat
     assert not list(tmp_path.glob(".canary-*"))
 
 
-def test_python_that_is_not_there_is_told_with_its_name(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_missing_python_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:
     state, said = ask_doctor(slurm, tmp_path, "cluster.trainer_python=/nowhere/python")
     assert state == "FAILED"
     assert "/nowhere/python" in said and "Traceback" not in said

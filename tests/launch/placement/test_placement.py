@@ -61,7 +61,7 @@ def test_trainer_and_engines_share_one_machine_with_gpus_without_overlap() -> No
     assert {p.role: p.env["CUDA_VISIBLE_DEVICES"] for p in processes}["rollout"] == "4,5,6,7"
 
 
-def test_only_those_gpus_are_used_that_the_launcher_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_gpus_of_the_launcher_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that others use too, or in a Slurm job with a part of its node."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3,GPU-5a,7,-1,6")  # CUDA reads no further than -1
     run = config(device="cuda", tp=2, pp=1, engines=2)
@@ -88,7 +88,7 @@ def test_trainer_larger_than_a_node_fills_nodes_and_engines_follow() -> None:
     assert all("tcp://10.0.0.0:20000" in p.argv for p in processes)
 
 
-def test_ports_kept_free_are_those_that_the_processes_take() -> None:
+def test_reserved_ports_are_those_that_the_processes_use() -> None:
     assert ENGINE_PORTS == rollout.__main__.PORTS_PER_ENGINE
     source = Path(__file__).parents[3] / "trainer/push/push.py"  # read: importing it takes seconds
     assert f"\nGENERATIONS = {PUSH_PORTS}\n" in source.read_text()
@@ -98,7 +98,7 @@ def test_ports_kept_free_are_those_that_the_processes_take() -> None:
     tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 4), dp=st.integers(1, 4), engines=st.integers(1, 12),
     engine_tp=st.sampled_from([1, 2, 4, 8]), nodes=st.integers(1, 12),
 )  # fmt: skip
-def test_whatever_is_placed_has_all_its_gpus_once(tp: int, pp: int, dp: int, engines: int, engine_tp: int, nodes: int) -> None:
+def test_no_gpu_is_missing_or_used_twice(tp: int, pp: int, dp: int, engines: int, engine_tp: int, nodes: int) -> None:
     machines = [Node(name=f"n{n}", address=f"n{n}", gpus=8) for n in range(nodes)]
     wanted = config(device="cuda", tp=tp, pp=pp, dp=dp, engines=engines, engine_tp=engine_tp)
     try:
@@ -139,13 +139,13 @@ def test_ports_lie_below_the_ephemeral_range(name: str, engines: int) -> None:
     assert base + Ports.count(wanted) <= PORT_LIMIT
 
 
-def test_block_with_a_taken_port_is_passed_over() -> None:
+def test_block_with_a_port_in_use_is_skipped() -> None:
     first = choose_base_port(RUN, config(), lambda port: True)
     second = choose_base_port(RUN, config(), lambda port: port != first + 3)
     assert abs(second - first) >= Ports.count(config())
 
 
-def test_taken_port_of_a_fixed_base_is_an_error_that_names_it() -> None:
+def test_port_in_use_in_a_fixed_block_is_named() -> None:
     with pytest.raises(ConfigError, match="port 20003 is in use"):
         choose_base_port(RUN, config(base_port=20_000), lambda port: port != 20_003)
 
@@ -165,7 +165,7 @@ def test_every_judge_gets_a_name_and_a_node() -> None:
 @given(
     pp=st.integers(1, 3), engines=st.integers(1, 6), spares=st.integers(0, 2), lost=st.sets(st.integers(1, 10), max_size=6)
 )  # fmt: skip
-def test_without_lost_nodes_the_trainer_is_whole_and_whoever_keeps_their_place_is_untouched(
+def test_after_losses_the_trainer_is_complete_and_processes_that_keep_their_node_are_unchanged(
     pp: int, engines: int, spares: int, lost: set[int]
 ) -> None:
     wanted = config(device="cuda", tp=8, pp=pp, engines=engines, engine_tp=8)

@@ -1,4 +1,4 @@
-"""Runs that start on one machine at the same moment, none of them listening yet, have ports of their own."""
+"""Runs that start on one machine at the same moment get separate ports, although none of them listens yet."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def choose(name: str, config: RunConfig, claims: PortClaims, job: int | None = N
 
 @settings(max_examples=25, deadline=None)
 @given(runs=st.lists(st.tuples(st.integers(1, 100), st.none() | st.integers(1, 100_000)), min_size=2, max_size=5))
-def test_runs_of_any_size_share_no_port_though_nobody_listens_yet(runs: list[tuple[int, int | None]]) -> None:
+def test_runs_of_any_size_share_no_port_although_none_of_them_listens_yet(runs: list[tuple[int, int | None]]) -> None:
     with ExitStack() as living:
         blocks = [
             choose(f"{os.getpid()}-{n}", config(engines), living.enter_context(PortClaims()), job)
@@ -53,14 +53,14 @@ def test_ports_are_the_same_again_once_the_run_is_over() -> None:
     assert chosen[0] == chosen[1]
 
 
-def test_fixed_ports_that_another_run_took_are_refused_in_words() -> None:
+def test_fixed_ports_that_another_run_has_claimed_are_refused() -> None:
     with PortClaims() as one, PortClaims() as two:
         block = choose(f"fixed-{os.getpid()}", config(2), one)
         with pytest.raises(ConfigError, match=f"another run on this machine has claimed ports .* the run needs {block[0]} to"):
             choose("fixed", config(2, base_port=block[0]), two)
 
 
-def test_claim_that_fails_keeps_nothing() -> None:
+def test_claim_that_fails_claims_no_port() -> None:
     with PortClaims() as one, PortClaims() as two, PortClaims() as three:
         base = choose(f"nothing-{os.getpid()}", config(60), one)[0]  # a place where nobody else is
         one.__exit__(None, None, None)

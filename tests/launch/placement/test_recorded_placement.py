@@ -42,12 +42,12 @@ def test_placement_is_as_recorded(experiment: str) -> None:
     assert placement(experiment) == (RECORDED / f"{experiment}.txt").read_text(), told
 
 
-def test_nothing_is_recorded_that_is_not_there() -> None:
+def test_every_recorded_placement_belongs_to_an_experiment() -> None:
     assert sorted(path.stem for path in RECORDED.iterdir()) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_dry_run_tells_placement_disk_and_time(experiment: str) -> None:
+def test_dry_run_shows_placement_disk_and_time(experiment: str) -> None:
     shown = dry_run(configuration(experiment))
     for said in ("queue-0", "trainer-0", "rollout-0", "judge-0", "\nmodel  ", "\ndisk  ", "\nstep  "):
         assert said in shown

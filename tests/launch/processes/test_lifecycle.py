@@ -1,4 +1,4 @@
-"""What a run does when things end, fail or vanish: single stories, and laws over random ones."""
+"""The lifecycle when processes end, fail or disappear: single cases, and laws over random ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ OK, KILLED = Exit(code=0, description="ended"), Exit(code=-9, description="was k
 
 
 class World:
-    """A host on which nothing happens but what a test says. Nodes n0, n1 train, n2, n3 generate, the others are spare."""
+    """Nodes that a test controls: n0 and n1 train, n2 and n3 generate, the others are spare."""
 
     def __init__(self, nodes: int = 5, rules: Rules = RULES, config: RunConfig = CONFIG) -> None:
         machines = [Node(name=f"n{n}", address=f"10.0.0.{n}") for n in range(nodes)]
@@ -83,7 +83,7 @@ class World:
         self.do(self.life.node_lost(node, "test", self.now))
 
     def ticks(self, seconds: float = 1.0) -> None:
-        """Time passes, and every node is heard."""
+        """Time passes, and every node sends a heartbeat."""
         self.now += seconds
         self.heard_s = self.now
         self.do(self.life.tick(self.now, self.heard_s))
@@ -116,7 +116,7 @@ def test_run_is_done_when_every_trainer_and_then_the_workers_have_ended() -> Non
 
 
 @pytest.mark.parametrize("name", ["judge-0", "rollout-1"])
-def test_worker_that_was_asked_to_leave_by_somebody_else_comes_back(name: str) -> None:
+def test_worker_that_leaves_too_early_starts_again(name: str) -> None:
     world = World()
     world.ends(name, OK)
     world.ticks(RULES.closing_s - 1)
@@ -126,7 +126,7 @@ def test_worker_that_was_asked_to_leave_by_somebody_else_comes_back(name: str) -
     assert world.said == [f"{name} left while the run goes on; it starts again"]
 
 
-def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
+def test_failed_worker_is_restarted_alone_with_growing_delays() -> None:
     world = World()
     for back_off_s in RESTART_DELAYS_S[: RULES.worker_restarts]:
         world.ends("judge-0")
@@ -139,7 +139,7 @@ def test_failed_worker_starts_again_later_and_later_and_alone() -> None:
     assert "cluster.worker_restarts" in world.end.why
 
 
-def test_process_that_says_that_the_cause_may_pass_has_all_its_restarts() -> None:
+def test_process_that_fails_for_a_reason_that_may_pass_has_all_its_restarts() -> None:
     world = World()
     for _ in range(RULES.worker_restarts):
         world.ends("queue-0", Exit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
@@ -150,7 +150,7 @@ def test_process_that_says_that_the_cause_may_pass_has_all_its_restarts() -> Non
     assert "cluster.worker_restarts" in world.end.why and "the disk is full" in world.end.why
 
 
-def test_node_on_which_the_fleet_cannot_start_is_given_up_for_a_spare_if_it_runs_elsewhere() -> None:
+def test_node_on_which_the_fleet_cannot_start_is_replaced_by_a_spare_if_the_fleet_runs_on_other_nodes() -> None:
     world = World()
     world.ticks(EARLY_FAILURE_S + 1)
     world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2", log_tail="no GPU"))
@@ -164,13 +164,21 @@ def test_node_on_which_the_fleet_cannot_start_is_given_up_for_a_spare_if_it_runs
     assert world.end is not None and world.end.outcome is Outcome.FAILED
 
 
+def test_queue_server_with_an_error_that_stays_is_not_restarted_and_says_why() -> None:
+    world = World()
+    why = "train.jsonl:7: problem 'a': the template refuses the system role"
+    world.ends("queue-0", Exit(code=CANNOT_START, description="queue-0 ended with exit code 2", log_tail=why))
+    assert world.said == []
+    assert world.end == End(outcome=Outcome.FAILED, why=f"queue-0 ended with exit code 2. {why}")
+
+
 def test_fleet_that_cannot_start_anywhere_ends_the_run_at_once() -> None:
     world = World()
     world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     assert world.end is not None and world.end.outcome is Outcome.FAILED
 
 
-def test_lost_rollout_node_costs_nothing_but_its_processes() -> None:
+def test_lost_rollout_node_stops_no_process_on_other_nodes() -> None:
     world = World(nodes=4)
     before = dict(world.running)
     world.loses("n3")
@@ -201,7 +209,7 @@ def test_lost_trainer_node_stops_the_whole_trainer_and_a_spare_takes_its_place()
     assert world.nodes_of("rollout") == ["n2", "n3"]
 
 
-def test_without_a_spare_the_last_rollout_node_is_cleared_first() -> None:
+def test_without_a_spare_the_last_rollout_node_is_emptied_for_the_trainer() -> None:
     world = World(nodes=4)
     world.loses("n1")
     world.what_is_to_stop_ends()
@@ -214,7 +222,7 @@ def test_without_a_spare_the_last_rollout_node_is_cleared_first() -> None:
     assert world.nodes_of("rollout") == ["n2"]
 
 
-def test_losses_for_which_no_nodes_are_left_end_the_run_as_short() -> None:
+def test_run_with_too_few_nodes_left_ends_as_such() -> None:
     world = World(nodes=4)
     for node in ("n1", "n2"):
         world.loses(node)
@@ -226,7 +234,7 @@ def test_losses_for_which_no_nodes_are_left_end_the_run_as_short() -> None:
     assert "of 4 nodes n1, n2 are lost" in world.end.why
 
 
-def test_trainer_failure_is_judged_only_when_every_node_was_heard_after_it() -> None:
+def test_trainer_failure_is_final_only_after_a_heartbeat_of_every_node() -> None:
     world = World(nodes=5, rules=replace(RULES, trainer_restarts=0))
     world.now = 10.0
     world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
@@ -239,7 +247,7 @@ def test_trainer_failure_is_judged_only_when_every_node_was_heard_after_it() -> 
     assert world.nodes_of("trainer") == ["n0", "n4"]
 
 
-def test_trainer_that_fails_on_living_nodes_may_start_again_so_often_without_a_new_checkpoint() -> None:
+def test_restarts_of_the_trainer_without_a_new_checkpoint_are_bounded() -> None:
     world = World()
 
     def fails() -> None:
@@ -260,7 +268,7 @@ def test_trainer_that_fails_on_living_nodes_may_start_again_so_often_without_a_n
     )
 
 
-def test_failure_of_the_trainer_counts_once_however_long_its_places_take_to_clear() -> None:
+def test_failure_of_the_trainer_counts_once_however_long_the_restart_takes() -> None:
     world = World(config=replace(CONFIG, reward=RewardConfig(judges=2)))
     world.ticks(EARLY_FAILURE_S + 1)
     world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
@@ -275,7 +283,7 @@ def test_failure_of_the_trainer_counts_once_however_long_its_places_take_to_clea
     assert world.nodes_of("trainer") == ["n0", "n1"]
 
 
-def test_trainer_that_was_started_wrongly_is_not_tried_again() -> None:
+def test_trainer_that_cannot_start_is_not_restarted() -> None:
     world = World()
     world.ends("trainer-0", Exit(code=CANNOT_START, description="trainer-0 ended with exit code 2"))
     world.what_is_to_stop_ends()
@@ -284,7 +292,7 @@ def test_trainer_that_was_started_wrongly_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("version", "outcome"), [(7, Outcome.SAVED), (10, Outcome.DONE)])
-def test_run_that_is_told_to_save_ends_when_the_trainer_has(version: int, outcome: Outcome) -> None:
+def test_run_that_is_asked_to_save_ends_when_the_trainer_has_saved(version: int, outcome: Outcome) -> None:
     world = World()
     world.do(world.life.save(world.now))
     assert world.told == ["trainer-0", "trainer-1"]
@@ -332,7 +340,7 @@ def test_worker_that_cannot_start_while_the_trainer_saves_does_not_end_the_save(
 
 @pytest.mark.parametrize("code", [CANNOT_START, 1])
 @pytest.mark.parametrize("heard", [True, False])
-def test_order_to_save_does_not_turn_a_failed_run_into_one_that_saved(code: int, heard: bool) -> None:
+def test_request_to_save_does_not_hide_that_the_run_failed(code: int, heard: bool) -> None:
     world = World(rules=replace(RULES, trainer_restarts=0))
     world.ends("trainer-0", Exit(code=code, description=f"trainer-0 ended with exit code {code}"))
     world.do(world.life.save(world.now))
@@ -346,7 +354,7 @@ def test_order_to_save_does_not_turn_a_failed_run_into_one_that_saved(code: int,
 
 
 @pytest.mark.parametrize("for_node", [True, False])
-def test_trainer_that_is_being_mended_when_it_is_to_save_is_not_started_again(for_node: bool) -> None:
+def test_trainer_that_is_being_restarted_when_it_should_save_does_not_start(for_node: bool) -> None:
     world = World()
     if for_node:
         world.loses("n1")
@@ -360,7 +368,7 @@ def test_trainer_that_is_being_mended_when_it_is_to_save_is_not_started_again(fo
 
 
 @pytest.mark.parametrize(("left_s", "save_s"), [(10_000.0, RULES.save_s), (300.0, 240.0), (60.0, 30.0)])
-def test_save_ends_before_the_job_does(left_s: float, save_s: float) -> None:
+def test_save_has_no_more_time_than_the_job(left_s: float, save_s: float) -> None:
     world = World()
     world.do(world.life.save(world.now, left_s))
     world.ticks(save_s - 1)
@@ -374,8 +382,8 @@ EVENT = st.sampled_from(["crash", "stop", "node", "tick", "save", "progress"])
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(EVENT, st.integers(0, 20)), max_size=40))
-def test_whatever_happens_no_process_runs_twice_and_the_trainer_runs_whole_or_not_at_all(events: list[tuple[str, int]]) -> None:
-    """World.do holds the first half of it: nothing is started that runs, or on a lost node, or after the end."""
+def test_whatever_happens_no_process_runs_twice_and_the_trainer_is_complete_or_stopped(events: list[tuple[str, int]]) -> None:
+    """World.do checks the other half: no process starts twice, on a lost node, or after the end."""
     world = World(nodes=6)
     for kind, n in events:
         if world.end is not None:

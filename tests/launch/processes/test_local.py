@@ -1,4 +1,4 @@
-"""The supervisor, with small processes of its own in the roles of a run."""
+"""The supervisor with the local backend and small real processes in the roles of a run."""
 
 import re
 import signal
@@ -44,7 +44,7 @@ def run(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> tuple[En
 
 
 def complete(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> list[str]:
-    """What was said in a run that went through."""
+    """The lines that were printed in a run that reached its end."""
     end, said = run(processes, log_dir, **rules)
     assert end == End(outcome=Outcome.DONE)
     return said
@@ -79,7 +79,7 @@ def test_run_is_complete_when_the_trainer_is_and_the_others_left(tmp_path: Path)
     assert "trained" in (tmp_path / "trainer-0.log").read_text()
 
 
-def test_what_does_not_leave_is_ended(tmp_path: Path) -> None:
+def test_process_that_does_not_leave_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     stubborn = fake("judge", f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n{DEAF}")
     said = complete([trainer_waiting_for(pid_file), stubborn], tmp_path, closing_s=0.5)
@@ -87,7 +87,7 @@ def test_what_does_not_leave_is_ended(tmp_path: Path) -> None:
     assert not alive(int(pid_file.read_text()))
 
 
-def test_killed_worker_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_killed_worker_is_restarted_and_the_run_goes_on(tmp_path: Path) -> None:
     once, twice = tmp_path / "once", tmp_path / "twice"
     worker = fake(
         "rollout",
@@ -106,7 +106,7 @@ else:
     assert (tmp_path / "rollout-0.log").read_text().count("--- started") == 2
 
 
-def test_queue_that_ends_with_zero_is_started_again_but_a_worker_is_not(tmp_path: Path) -> None:
+def test_queue_that_exits_with_zero_is_restarted_but_a_worker_is_not(tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     enough = tmp_path / "enough"
     count = f"""
@@ -137,7 +137,7 @@ def test_killed_trainer_ends_the_run(tmp_path: Path) -> None:
     assert why.startswith("trainer-0 was killed by SIGKILL")
 
 
-def test_process_that_was_started_wrongly_is_not_tried_again(tmp_path: Path) -> None:
+def test_process_that_cannot_start_is_not_restarted(tmp_path: Path) -> None:
     queue = fake("queue", "import sys; print('broken line 7'); sys.exit(2)", Restart.ALWAYS)
     assert re.match(r"(?s)queue-0 ended with exit code 2.*broken line 7", failure([fake("trainer", FOREVER), queue], tmp_path))
     assert (tmp_path / "queue-0.log").read_text().count("--- started") == 1
@@ -154,7 +154,7 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
     assert why.startswith("after 1 restarts (cluster.worker_restarts): judge-0 was killed")
 
 
-def test_two_trainers_that_end_in_the_same_moment_are_one_failure(tmp_path: Path) -> None:
+def test_two_trainers_that_exit_at_the_same_moment_are_one_failure(tmp_path: Path) -> None:
     """The second one's end is known to the host when the first one's has it stopped."""
     with LocalBackend(tmp_path) as host:
         for n in (0, 1):
@@ -167,7 +167,7 @@ def test_two_trainers_that_end_in_the_same_moment_are_one_failure(tmp_path: Path
             host.request_save(event.name)
 
 
-def test_daemon_that_a_process_left_behind_is_ended(tmp_path: Path) -> None:
+def test_daemon_that_a_process_left_behind_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     daemon = f"""
 import subprocess, sys
@@ -210,7 +210,7 @@ def start_launcher(log_dir: Path, processes: str, count: int, grace_s: float = 6
     return launcher, running()
 
 
-def test_interrupt_ends_everything_within_ten_seconds_even_the_deaf(tmp_path: Path) -> None:
+def test_interrupt_ends_within_ten_seconds_even_processes_that_ignore_signals(tmp_path: Path) -> None:
     launcher, pids = start_launcher(tmp_path, "[fake('trainer', DEAF), fake('judge', FOREVER)]", count=2, grace_s=2.0)
     started = time.monotonic()
     launcher.send_signal(signal.SIGINT)
@@ -253,7 +253,7 @@ path.write_text("saved")
 """
 
 
-def test_told_to_save_every_process_of_the_trainer_hears_it_and_none_dies_of_it(tmp_path: Path) -> None:
+def test_request_to_save_reaches_every_process_of_the_trainer_and_kills_none(tmp_path: Path) -> None:
     """A parent that knows nothing of the signal, as torchrun, and a child that waits for it."""
     saved = tmp_path / "saved"
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {SAVES!r}, {str(saved)!r}]))"
@@ -264,7 +264,7 @@ def test_told_to_save_every_process_of_the_trainer_hears_it_and_none_dies_of_it(
     assert not any(alive(pid) for pid in pids)
 
 
-def test_failed_trainer_starts_again_if_it_may_and_the_others_stay(tmp_path: Path) -> None:
+def test_failed_trainer_restarts_if_allowed_and_the_others_keep_running(tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     trainer = f"""
 with open({str(lives)!r}, "a") as file:
@@ -287,7 +287,7 @@ def test_killed_launcher_leaves_no_torchrun_workers_behind(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_failed_torchrun_worker_is_named_with_its_own_words(tmp_path: Path) -> None:
+def test_failed_torchrun_worker_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('the reason')\ntime.sleep(60)"
     argv = (
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",

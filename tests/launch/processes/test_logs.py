@@ -10,12 +10,12 @@ def start(log: Path, *command: str) -> None:
         subprocess.run(command, stdout=out, check=True)
 
 
-def test_process_starts_though_its_log_has_no_room(tmp_path: Path) -> None:
+def test_process_starts_although_the_disk_of_its_log_is_full(tmp_path: Path) -> None:
     (tmp_path / "judge-0.log").symlink_to("/dev/full")
     start(tmp_path / "judge-0.log", "true")
 
 
-def test_log_whose_folder_was_cleared_away_is_begun_again(tmp_path: Path) -> None:
+def test_log_whose_folder_was_removed_is_created_again(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "judge-0.log"
     for _ in range(2):
         start(log, "echo", "it runs")
@@ -54,7 +54,7 @@ def test_failure_of_the_trainer_is_not_shown_for_other_processes(tmp_path: Path)
     assert "boom" not in read_exit("judge-0", 1, tmp_path / "logs/judge-0.log").log_tail
 
 
-def test_trainer_and_launcher_mean_the_same_file() -> None:
+def test_trainer_and_launcher_use_the_same_file() -> None:
     from trainer.control import FIRST_FAILURE
 
     assert FIRST_FAILURE == TRAINER_FAILURE

@@ -1,4 +1,4 @@
-"""Preparation, with scripts of the test's own in place of the project's."""
+"""Preparation, with small scripts instead of the project's own."""
 
 import fcntl
 import time
@@ -32,7 +32,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Re
     )
 
 
-def test_things_are_made_in_order_and_once(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
+def test_folders_are_made_in_order_and_once(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     said: list[str] = []
     prepare(recipes, said.append, cache)
@@ -43,7 +43,7 @@ def test_things_are_made_in_order_and_once(recipes: tuple[Recipe, Recipe], tmp_p
     assert said == []
 
 
-def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
+def test_folder_whose_script_changed_is_made_again_with_its_dependents(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     prepare(recipes, lambda line: None, cache)
     (tmp_path / "first_script.py").write_text(SCRIPT.replace("nothing", "something"))
@@ -51,7 +51,7 @@ def test_changed_script_makes_its_thing_and_what_hangs_on_it_again(recipes: tupl
     assert (cache / "t/model/made").read_text() == "from something"
 
 
-def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
+def test_failed_script_leaves_no_folder_that_looks_complete_and_says_why(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (tmp_path / "second_script.py").write_text(SCRIPT + "sys.exit('no memory')\n")
     with pytest.raises(PrepareError, match=r"(?s)second_script.*exit code 1.*no memory"):
@@ -60,7 +60,7 @@ def test_failed_script_leaves_nothing_that_looks_made_and_says_why(recipes: tupl
     assert not (cache / "t/model").exists()
 
 
-def test_who_waits_for_another_launch_says_so_and_then_finds_it_made(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
+def test_launch_that_waits_for_another_says_so_and_then_finds_the_folders(recipes: tuple[Recipe, Recipe], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Who holds a run's folder, and how long one waits for it."""
+"""The lock on a run's folder, and how long a launcher waits for it."""
 
 import fcntl
 import subprocess
@@ -35,7 +35,7 @@ def test_folder_below_a_file_is_refused_by_that_files_name(tmp_path: Path, run_d
 
 
 def test_folder_that_cannot_be_written_is_refused_before_anything_is_made() -> None:
-    """/proc is one even for root."""
+    """Even root cannot write to /proc."""
     with pytest.raises(ConfigError, match=r"/proc cannot be written"):
         check_run_dir(Path("/proc/outputs/run"), resumed=False)
     with pytest.raises(ConfigError, match=r"/proc/cache cannot be written"), locked_run_dir(Path("/proc/cache")):
@@ -49,7 +49,7 @@ def test_damaged_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -
         read_run(tmp_path)
 
 
-def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: Path) -> None:
+def test_requeued_job_waits_until_the_lock_of_a_dead_node_is_released(tmp_path: Path) -> None:
     said: list[str] = []
     lock = (tmp_path / LOCK_FILE).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -59,7 +59,7 @@ def test_second_life_waits_until_the_lock_of_a_dead_node_is_given_up(tmp_path: P
     assert len(said) == 1 and "60 s at most" in said[0]
 
 
-def test_second_life_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_requeued_job_does_not_wait_without_a_limit(tmp_path: Path) -> None:
     with (
         locked_run_dir(tmp_path),
         pytest.raises(ConfigError, match="another launcher"),

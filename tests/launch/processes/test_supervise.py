@@ -1,4 +1,4 @@
-"""The driver of a run on a host that does nothing but what a test says."""
+"""The supervisor on a backend that a test controls."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ class Backend:
         (STEPS, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.DONE),
     ],
 )
-def test_run_that_was_asked_to_save_ends_as_what_it_was_at_its_end(
+def test_run_that_was_asked_to_save_reports_how_it_really_ended(
     version: int, while_ending: Callable[[], None], outcome: Outcome
 ) -> None:
     trainer = ProcessSpec(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
@@ -85,7 +85,7 @@ class FailingBackend(Backend):
         (lambda: os.kill(os.getpid(), signal.SIGINT), Outcome.INTERRUPTED, ["trainer-0 ended with exit code 1"]),
     ],
 )
-def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_said(
+def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_shown(
     while_ending: Callable[[], None], outcome: Outcome, said: list[str]
 ) -> None:
     """A sweep ends with an interrupted job, and goes on after a failed one."""
@@ -96,7 +96,7 @@ def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_said(
     assert [text.splitlines()[0].rstrip(". ") for text in told] == said
 
 
-def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
+def test_run_that_is_asked_to_save_while_it_is_prepared_starts_nothing() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the batch script does
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -110,13 +110,13 @@ def test_run_that_is_told_to_save_while_it_is_prepared_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", END_SIGNALS)
-def test_run_that_is_to_end_while_it_is_prepared_ends_where_it_is(number: signal.Signals) -> None:
+def test_interrupt_during_preparation_ends_it_immediately(number: signal.Signals) -> None:
     with pytest.raises(Interrupted), Signals():
         os.kill(os.getpid(), number)
         time.sleep(60)
 
 
-def test_signal_is_kept_while_the_run_lives() -> None:
+def test_signal_is_deferred_while_the_run_lives() -> None:
     with Signals() as signals:
         with signals.deferred():
             os.kill(os.getpid(), signal.SIGTERM)

@@ -23,7 +23,7 @@ def write(path: Path, *lines: dict[str, object]) -> None:
         file.writelines(json.dumps({"time": time.time(), **line}) + "\n" for line in lines)
 
 
-def test_row_shows_what_there_is_and_leaves_out_what_is_not() -> None:
+def test_row_leaves_out_figures_that_are_missing() -> None:
     cells = row(STEP, steps=50).split()
     assert cells == ["3/50", "0.438", "2", "4,096", "2.5"]
     assert "0.612" in row({**STEP, "eval/pass_rate": 0.612}, steps=50)
@@ -63,7 +63,7 @@ def test_file_that_a_resuming_trainer_replaces_is_followed(tmp_path: Path) -> No
     assert [line["step"] for line in metrics.new_lines()] == [2]
 
 
-def test_first_tokens_are_announced_once_and_those_of_an_earlier_life_do_not_count(tmp_path: Path) -> None:
+def test_first_tokens_are_announced_once_and_those_of_an_earlier_launch_do_not_count(tmp_path: Path) -> None:
     log = tmp_path / "logs/worker-1.log"
     log.parent.mkdir()
     log.write_text("INFO engine-1 has its first tokens\n")
@@ -141,7 +141,7 @@ def test_metrics_that_cannot_be_read_for_a_moment_stop_nothing(tmp_path: Path) -
     assert [line["step"] for line in metrics.new_lines()] == [1]
 
 
-def test_summary_with_a_damaged_account_says_so(tmp_path: Path) -> None:
+def test_summary_says_that_the_token_accounting_is_damaged(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", {**STEP, "step": 1})
     (tmp_path / "summary.json").write_text('{"queue": {')
     assert f"not known: {tmp_path / 'summary.json'} cannot be read" in summary(tmp_path, elapsed_s=61.0)
@@ -157,13 +157,13 @@ def test_step_that_was_done_twice_counts_once(tmp_path: Path) -> None:
     assert [line.get("reward/mean") for line in read_metrics(tmp_path)] == [None, 0.2]
 
 
-def test_outcome_is_the_last_evaluation_else_the_reward() -> None:
+def test_outcome_is_the_last_evaluation_or_else_the_reward() -> None:
     assert outcome([{"step": 0, "eval/pass_rate": 0.3}, {"step": 1, "reward/mean": 0.9, "eval/pass_rate": 0.6}]) == 0.6
     assert outcome([{"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.75}]) == 0.5
     assert math.isnan(outcome([]))
 
 
-def test_summary_tells_first_and_last_and_where_things_are(tmp_path: Path) -> None:
+def test_summary_shows_first_and_last_values_and_where_the_files_are(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", {"step": 0, "eval/pass_rate": 0.3}, {**STEP, "step": 1, "eval/pass_rate": 0.6})
     (tmp_path / "summary.json").write_text(json.dumps({"queue": {"trained_tokens": 4096, "lost_tokens": {"stale": 7}}}))
     text = summary(tmp_path, elapsed_s=61.0)
@@ -183,6 +183,6 @@ def test_summary_tells_first_and_last_and_where_things_are(tmp_path: Path) -> No
         (11, "0.300 -> 0.900 (mean of the first and the last 5 steps)"),
     ],
 )
-def test_no_step_is_counted_to_the_first_and_to_the_last(tmp_path: Path, steps: int, said: str) -> None:
+def test_no_step_counts_as_first_and_as_last(tmp_path: Path, steps: int, said: str) -> None:
     write(tmp_path / "metrics.jsonl", *({"step": n, "reward/mean": n / 10} for n in range(1, steps + 1)))
     assert said in summary(tmp_path, elapsed_s=61.0)

@@ -23,7 +23,7 @@ def write_step(run_dir: Path, step: int, at: float, step_s: float) -> None:
         print(json.dumps({"step": step, "time": at, "time/step_s": step_s}), file=file)
 
 
-def test_recovery_that_cannot_be_written_down_is_said_and_ends_nothing(tmp_path: Path) -> None:
+def test_recovery_that_cannot_be_written_is_shown_and_the_run_goes_on(tmp_path: Path) -> None:
     said = list[str]()
     (tmp_path / "recoveries.jsonl").mkdir()
     recoveries = Recoveries(tmp_path, said.append, Clock())
@@ -57,7 +57,7 @@ def test_time_from_a_lost_node_to_the_next_step_is_split_without_gap(tmp_path: P
     assert len(said) == 1
 
 
-def test_loss_that_is_known_only_after_the_trainer_failed_is_the_cause(tmp_path: Path) -> None:
+def test_loss_of_a_node_that_is_noticed_after_the_failure_of_the_trainer_is_its_cause(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     recoveries = Recoveries(tmp_path, said.append, clock)
     recoveries.note(Stop(name="trainer-1"))

@@ -31,7 +31,7 @@ def hung_up() -> TextIO:
 
 
 @pytest.mark.parametrize("make", [full, unread, hung_up])
-def test_what_cannot_be_written_is_dropped_for_good(make: Callable[[], TextIO]) -> None:
+def test_text_that_cannot_be_written_is_dropped(make: Callable[[], TextIO]) -> None:
     with make() as out:
         shown = Screen(out)
         for _ in range(3):
@@ -39,7 +39,7 @@ def test_what_cannot_be_written_is_dropped_for_good(make: Callable[[], TextIO]) 
     assert out.closed  # which would have failed if anything had waited to be written
 
 
-def test_output_that_has_room_again_goes_on() -> None:
+def test_output_goes_on_when_the_disk_has_room_again() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with os.fdopen(write_end, "w") as out, os.fdopen(read_end) as read:
@@ -52,7 +52,7 @@ def test_output_that_has_room_again_goes_on() -> None:
         assert read.read().endswith("there it is\n")
 
 
-def test_letters_that_a_terminal_lacks_are_escaped() -> None:
+def test_letters_that_the_terminal_cannot_show_are_escaped() -> None:
     written = BytesIO()
     out = TextIOWrapper(written, encoding="latin-1")
     print("outputs/Łód …", file=Screen(out), flush=True)
@@ -73,5 +73,5 @@ def test_status_fits_into_one_line_of_the_terminal(tmp_path: Path) -> None:
     os.close(ours)
 
 
-def test_what_is_no_terminal_has_no_columns() -> None:
+def test_output_that_is_no_terminal_has_no_columns() -> None:
     assert Screen(StringIO()).columns() == 0

@@ -1,4 +1,4 @@
-"""Which end of a run has its job requeued."""
+"""After which outcomes of a run its job is requeued."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_job_that_saved_further_steps_is_requeued(requeued: list[SlurmJob], tmp_
 
 
 @pytest.mark.parametrize("version", [0, 8])
-def test_job_that_saved_nothing_new_is_not_requeued_for_ever(requeued: list[SlurmJob], tmp_path: Path, version: int) -> None:
+def test_job_that_saved_nothing_new_is_not_requeued_without_end(requeued: list[SlurmJob], tmp_path: Path, version: int) -> None:
     with pytest.raises(run.RunFailed, match="its --time is too short"):
         settle(tmp_path, Outcome.SAVED, began_at=version, newest=version)
     assert requeued == []

@@ -112,7 +112,7 @@ def test_run_goes_through_on_four_nodes(slurm: SlurmCluster, tmp_path: Path) -> 
     assert "on n2\n" in (run.dir / "logs/trainer-1.log").read_text()
 
 
-def test_job_that_is_given_no_environment_makes_its_own(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_job_without_the_submitters_environment_runs(slurm: SlurmCluster, tmp_path: Path) -> None:
     submit(slurm, tmp_path, options=("--export=NONE",)).complete()
 
 
@@ -216,7 +216,7 @@ def test_job_whose_first_node_dies_is_requeued_by_a_watchdog_and_goes_on(mended:
     assert run.lines("trainer") == ["n1 n2", "n2 n3"]
 
 
-def test_job_saves_before_its_time_limit_and_goes_on_in_its_second_life(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_job_saves_before_its_time_limit_and_goes_on_after_its_requeue(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The limit is set when the run goes on, so that its signal is due at once: Slurm looks for that every half minute."""
     options = ("--time=30", f"--signal=B:USR1@{3 * 60 - 10}")
     run = submit(slurm, tmp_path, "trainer.checkpoint_every=0", options=options, held=True)
@@ -265,7 +265,7 @@ def test_two_runs_on_the_same_nodes_do_not_disturb_each_other(slurm: SlurmCluste
         assert run.lines("trainer") == ["n1 n2"]
 
 
-def test_a_job_that_shares_its_nodes_knows_at_once_which_one_slurm_took_from_it(mended: SlurmCluster, tmp_path: Path) -> None:
+def test_job_that_shares_its_nodes_knows_which_one_slurm_took_from_it(mended: SlurmCluster, tmp_path: Path) -> None:
     def nodes(job: int) -> list[str]:
         try:
             return mended.run(*nodes_command(job)).split()
@@ -286,7 +286,7 @@ def test_a_job_that_shares_its_nodes_knows_at_once_which_one_slurm_took_from_it(
     assert [nodes(job) for job in jobs] == [[], []]
 
 
-def test_jobs_that_share_their_nodes_have_gpus_of_their_own_on_each(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_jobs_that_share_their_nodes_have_separate_gpus_on_each(slurm: SlurmCluster, tmp_path: Path) -> None:
     def said(name: str) -> str:
         return (tmp_path / name).read_text() if (tmp_path / name).exists() else ""
 

@@ -1,4 +1,4 @@
-"""The Slurm that other tests run on: that it is a real one, and that nothing of it stays."""
+"""The Slurm cluster of the tests is a real one, and leaves nothing behind."""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_job_runs_on_every_node_with_its_gpus(slurm: SlurmCluster, tmp_path: Pat
     assert sorted((tmp_path / "out").read_text().split()) == sorted([*slurm.nodes, *4 * ["0,1,2,3,4,5,6,7"]])
 
 
-def test_where_slurm_cannot_be_had_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROGRAMS", ("slurmctld-that-is-not-there",))
     monkeypatch.setattr("os.getuid", lambda: 1000)
     with pytest.raises(NoSlurm, match=r"apt-get install -y --no-install-recommends slurmctld .* as root, or .*-m 'not slurm'"):
@@ -40,7 +40,7 @@ def test_killed_node_has_no_job_until_it_is_mended(slurm: SlurmCluster) -> None:
     assert slurm.killed == []
 
 
-def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
+def test_cluster_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     with slurm_cluster(nodes=2) as cluster:
         cluster.sbatch("--nodes=2", "--output=/dev/null", "--wrap", "srun --overlap -N2 sleep 601")
         until("both nodes work", lambda: all(len(cluster.steps(node)) >= 2 for node in cluster.nodes), 60)

@@ -1,4 +1,4 @@
-"""The parts of the Slurm renderer that need no Slurm: commands, scripts, and what is read from their output."""
+"""The parts of the Slurm backend that need no Slurm: commands, scripts, and reading their output."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_step_runs_alone_on_its_node_and_survives_the_death_of_others() -> None:
     assert not [word for word in command if "container" in word]
 
 
-def test_script_tells_which_step_it_is_and_how_its_process_ended() -> None:
+def test_script_writes_its_step_and_the_exit_code_of_its_process() -> None:
     code, lines = ran(process("import os; print(os.environ['A']); raise SystemExit(7)", A="x y"), where())
     assert code == 7
     assert lines[1] == "x y"
@@ -63,18 +63,18 @@ def test_script_tells_which_step_it_is_and_how_its_process_ended() -> None:
     assert exit_code(lines, "of an earlier start") is None
 
 
-def test_killed_process_is_told_from_one_that_failed() -> None:
+def test_killed_process_is_distinguished_from_one_that_failed() -> None:
     _, lines = ran(process("import os; os.kill(os.getpid(), 9)"), where())
     assert exit_code(lines, "token") == -9
 
 
-def test_last_words_without_a_line_end_do_not_hide_how_a_process_ended() -> None:
+def test_unfinished_last_line_does_not_hide_the_exit_code() -> None:
     _, lines = ran(process("print('100%', end='')"), where())
     assert lines[-1].startswith("100%")
     assert exit_code(lines, "token") == 0
 
 
-def test_setup_lines_come_first_and_one_that_fails_is_named_and_is_no_reason_to_try_again() -> None:
+def test_setup_lines_run_first_and_one_that_fails_is_named_and_final() -> None:
     _, lines = ran(process("import os; print(os.environ['MODULE'])"), where(setup=["export MODULE=cuda", "true"]))
     assert "cuda" in lines
     _, lines = ran(process("print('never')"), where(setup=["false 'it''s'"]))
@@ -84,7 +84,7 @@ def test_setup_lines_come_first_and_one_that_fails_is_named_and_is_no_reason_to_
 
 
 @pytest.mark.parametrize("line", ["export MODULE=cuda  # as the site says", "export MODULE=cuda;", "false || export MODULE=cuda"])
-def test_setup_line_hides_nothing_of_what_follows_it(line: str) -> None:
+def test_comment_in_a_setup_line_does_not_hide_the_next_line(line: str) -> None:
     _, lines = ran(process("import os; print(os.environ['MODULE'])"), where(setup=[line, "true"]))
     assert "cuda" in lines
     _, lines = ran(process("print('never')"), where(setup=["false  # as the site says"]))
@@ -93,13 +93,13 @@ def test_setup_line_hides_nothing_of_what_follows_it(line: str) -> None:
     assert subprocess.run(asked[asked.index("bash") :], capture_output=True, text=True, timeout=20).stdout == "cuda\n"
 
 
-def test_save_signal_is_kept_from_all_but_those_who_look_for_it() -> None:
+def test_save_signal_is_blocked_in_processes_that_do_not_read_it() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print(signal.SIGUSR1 in signal.sigpending())"
     _, lines = ran(process(code), where())
     assert "True" in lines
 
 
-def test_a_process_whose_step_is_gone_before_its_guard_began_does_not_run(tmp_path: Path) -> None:
+def test_process_whose_step_ended_before_its_guard_started_does_not_run(tmp_path: Path) -> None:
     """The shell is killed by the last thing that runs before the guard; what it leaves behind has its pipe."""
     (tmp_path / "env").write_text('#!/bin/sh\nkill -9 $PPID\nexec /usr/bin/env "$@"\n')
     (tmp_path / "env").chmod(0o755)
@@ -108,7 +108,7 @@ def test_a_process_whose_step_is_gone_before_its_guard_began_does_not_run(tmp_pa
     assert "ran" not in lines
 
 
-def test_pyxis_container_is_asked_of_srun_with_the_folders_it_needs() -> None:
+def test_srun_gets_the_pyxis_container_with_its_folders() -> None:
     command = step_command(process(), where(container="nvcr.io/x:1", container_mounts=["/data:/data"]), "token")
     assert "--container-image=nvcr.io/x:1" in command
     assert "--container-mounts=/work:/work,/runs/a:/runs/a,/data:/data" in command
@@ -117,13 +117,13 @@ def test_pyxis_container_is_asked_of_srun_with_the_folders_it_needs() -> None:
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 @pytest.mark.parametrize("folder", ["/runs/lr=1,2", "/runs/12:30"])
-def test_folder_that_a_container_would_take_for_two_is_refused(runtime: str, folder: str) -> None:
+def test_folder_with_a_comma_or_a_colon_is_refused_for_a_container(runtime: str, folder: str) -> None:
     its = replace(where(container="image", container_runtime=runtime), folders=(Path("/work"), Path(folder)))
     with pytest.raises(ConfigError, match=f"{folder} cannot be mounted into a container"):
         step_command(process(), its, "token")
 
 
-def test_apptainer_container_is_entered_within_the_step_after_the_setup() -> None:
+def test_apptainer_starts_in_the_step_after_the_setup_lines() -> None:
     its = where(container="/x.sif", container_runtime="apptainer", setup=["module load apptainer"])
     script = step_command(process(A="1"), its, "token")[-1]
     line = next(line for line in script.splitlines() if line.startswith("apptainer"))
@@ -131,7 +131,7 @@ def test_apptainer_container_is_entered_within_the_step_after_the_setup() -> Non
     assert script.index("module load apptainer") < script.index(line)
 
 
-def test_process_in_a_container_gets_its_environment_and_its_exit_code_is_told(tmp_path: Path) -> None:
+def test_process_in_a_container_gets_its_environment_and_reports_its_exit_code(tmp_path: Path) -> None:
     """With a stand-in for apptainer that runs the command where it is."""
     fake = tmp_path / "apptainer"
     fake.write_text('#!/bin/sh\nwhile [ "$1" != /x.sif ]; do shift; done\nshift\nINSIDE=yes exec "$@"\n')
@@ -142,7 +142,7 @@ def test_process_in_a_container_gets_its_environment_and_its_exit_code_is_told(t
     assert lines[1] == "yes it's here"
 
 
-def test_heartbeat_says_each_node() -> None:
+def test_heartbeat_prints_each_node() -> None:
     command = heartbeat_command(["n1", "n2"])
     assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n2"} <= set(command)
     beat = subprocess.Popen(command[command.index("bash") :], stdout=subprocess.PIPE, text=True, env={"SLURMD_NODENAME": "n1"})
@@ -188,7 +188,9 @@ def test_node_that_slurm_took_from_the_running_job_is_lost(
     assert found == dict.fromkeys(lost, "Slurm took it from the job")
 
 
-def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_whose_heartbeat_stops_is_lost_but_not_one_that_never_had_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """n2 speaks once, n3 never; Slurm says that all are well."""
     stand_in(tmp_path, monkeypatch, srun="echo n1; echo n2; while sleep 0.1; do echo n1; done", **ALL_WELL)
     watch, lost = NodeWatch(7, ["n1", "n2", "n3"], silence_s=1.0), dict[str, str]()
@@ -205,7 +207,7 @@ def test_node_that_falls_silent_is_lost_but_one_that_never_spoke_is_not(tmp_path
         watch.end()
 
 
-def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_the_whole_job_was_suspended_counts_for_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(
         tmp_path,
         monkeypatch,
@@ -243,7 +245,7 @@ def test_time_in_which_the_whole_job_was_suspended_is_nobodys_silence(tmp_path: 
         watch.end()
 
 
-def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_that_slurm_restarts_slowly_loses_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """srun's first step ends soon, and the second never speaks; Slurm says that all are well."""
     stand_in(
         tmp_path,
@@ -277,7 +279,7 @@ def test_heartbeat_that_slurm_is_slow_to_start_again_is_nobodys_death(tmp_path: 
 def test_watchdog_requeues_only_for_a_node_that_was_lost_since_the_last_requeue_and_within_bounds(
     hostnames: str, restarts: int, requeues: int, did: str, tmp_path: Path
 ) -> None:
-    """With stand-ins for Slurm's commands; after the second look the job is over."""
+    """With stand-ins for Slurm's commands. After the second question the job is over."""
     job = "JobId=7 Requeue=1 Restarts=2 BatchFlag=1 ReqNodeList=(null) ExcNodeList=(null) NodeList=nodes BatchHost=n1"
     show_job = f'[ -e {tmp_path}/looked ] && kill $PPID; touch {tmp_path}/looked; echo "{job}"'
     for name, script in (
@@ -331,7 +333,7 @@ def test_batch_script_finds_its_project_in_a_folder_with_spaces(tmp_path: Path) 
     assert done.stdout == f"{project} -m launch cluster.kind=slurm experiment=kestrel_256 a.b=[x, y] name=z\n", done.stderr
 
 
-def test_batch_script_outside_of_slurm_says_how_it_is_meant() -> None:
+def test_batch_script_outside_of_slurm_says_how_to_use_it() -> None:
     done = subprocess.run(["bash", BATCH_SCRIPT], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (2, "") and "sbatch launch/kestrel_256.sh" in done.stderr
 
@@ -345,7 +347,7 @@ def test_batch_script_that_is_not_where_it_was_submitted_says_so(tmp_path: Path,
     assert (done.returncode, done.stdout) == (2, "") and "submit it by sbatch, as a file" in done.stderr
 
 
-def test_addresses_are_read_from_what_scontrol_shows() -> None:
+def test_addresses_are_read_from_scontrol() -> None:
     text = "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm Version=22.05\nNodeName=n2 NodeAddr=n2.ib State=IDLE\n\n"
     assert parse_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.ib"}
 
@@ -355,13 +357,13 @@ def probed(**gpus: str | None) -> ProbeResult:
     return read_probe("Welcome to n1\n" + "\n".join(lines), list(gpus))
 
 
-def test_ports_of_all_nodes_are_joined_and_a_silent_node_is_named() -> None:
+def test_ports_in_use_on_any_node_are_known_and_a_node_without_an_answer_is_named() -> None:
     assert probed(n1=None, n2=None).ports_in_use == {0, 1, 5}
     with pytest.raises(SlurmError, match="no answer from n3"):
         read_probe('{"node": "n1", "ports_in_use": [], "gpus": null}', ["n1", "n3"])
 
 
-def test_processes_get_the_gpus_that_slurm_gave_their_node() -> None:
+def test_processes_get_the_gpus_that_slurm_assigned_on_their_node() -> None:
     nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=4) for n in (1, 2, 3)]
     given = with_assigned_gpus(nodes, probed(n1="4,5,6,7", n2="0,2,4,6,7", n3=None))
     config = RunConfig(
@@ -373,7 +375,7 @@ def test_processes_get_the_gpus_that_slurm_gave_their_node() -> None:
     assert (seen["trainer-0"], seen["rollout-0"], seen["rollout-1"]) == ("4,5,6,7", "0,2,4,6", "0,1")
 
 
-def test_run_that_wants_more_gpus_than_slurm_gave_is_refused() -> None:
+def test_run_that_needs_more_gpus_than_slurm_assigned_is_refused() -> None:
     nodes = [Node(name=f"n{n}", address=f"10.0.0.{n}", gpus=8) for n in (1, 2)]
     with pytest.raises(ConfigError, match=r"8 GPUs on n2, but Slurm assigned 2 .*=4,5\).*cluster.gpus_per_node=2"):
         with_assigned_gpus(nodes, probed(n1="0,1,2,3,4,5,6,7", n2="4,5"))
@@ -383,11 +385,11 @@ def test_run_that_wants_more_gpus_than_slurm_gave_is_refused() -> None:
     ("text", "seconds"),
     [("9:59\n", 599), ("0:00", 0), ("1:00:05", 3605), ("2-00:00:01", 172_801), ("UNLIMITED", inf), ("INVALID", inf), ("", inf)],
 )
-def test_time_that_a_job_has_left_is_read_as_slurm_writes_it(text: str, seconds: float) -> None:
+def test_time_left_is_read_in_every_format_of_slurm(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
-def test_only_listening_sockets_take_a_port(tmp_path: Path) -> None:
+def test_only_listening_sockets_use_a_port(tmp_path: Path) -> None:
     table = tmp_path / "tcp"
     rows = ["0: 00000000:2710 00000000:0000 0A 0", "1: 0100007F:2711 0100007F:9999 01 0", "2: 00000000:2712 00000000:0000 0A 0"]
     table.write_text("\n".join(["  sl  local_address rem_address st", *rows]) + "\n")
