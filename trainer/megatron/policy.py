@@ -217,7 +217,8 @@ class Policy:
 
 def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
     """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it."""
-    trainer, shape = config.trainer, read_shape(config.model.path)
+    trainer = config.trainer
+    shape = read_shape(config.model.path)
     check_layout(shape, mesh.layout)
     built = model.build(shape, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
     hf_weights.load(built, shape, mesh, config.model.path)
