@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from rollout.ledger import wire
 
-FAILED = -1  # sent in place of a size
+FAILED = -1  # sent instead of a size
 FIRST_FAILURE = "trainer_failure.txt"
 T = TypeVar("T")
 
 
 class LeaderFailed(RuntimeError):
-    """Rank 0 raised instead of answering; it says why."""
+    """Rank 0 raised instead of answering; its own error tells why."""
 
 
 class FirstFailure:
@@ -68,15 +68,15 @@ class Control:
         self.is_leader = dist.get_rank() == 0
 
     def share(self, kind: type[T] | Any, make: Callable[[], T]) -> T:
-        """`make()` is called on rank 0 alone; every rank returns its value, which travels as a message of type `kind`.
+        """Calls `make()` on rank 0 alone. Every rank returns its value, which is sent as a message of type `kind`.
 
-        If it raises, so do the others: LeaderFailed, instead of waiting for a value that never comes.
+        If `make` raises, the other ranks raise LeaderFailed, so that they do not wait for a value that never comes.
         """
         if self.is_leader:
             try:
                 value = make()
                 payload = torch.from_numpy(np.frombuffer(bytearray(wire.pack(value)), dtype=np.uint8))
-            except BaseException:  # whatever it is, it goes on from here: the others only have to hear of it
+            except BaseException:  # raised again below; the other ranks must hear of any failure
                 dist.broadcast(torch.tensor([FAILED]), src=0, group=self._group)
                 raise
             dist.broadcast(torch.tensor([len(payload)]), src=0, group=self._group)
@@ -85,13 +85,13 @@ class Control:
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, src=0, group=self._group)
         if int(size) == FAILED:
-            raise LeaderFailed("rank 0 failed; the reason stands in its output")
+            raise LeaderFailed("rank 0 failed; its output tells why")
         payload = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(payload, src=0, group=self._group)
         return wire.unpack(kind, payload.numpy().tobytes())
 
     def agree(self, ok: bool) -> bool:
-        """Whether it went well on every rank."""
+        """Whether `ok` is true on every rank."""
         flag = torch.tensor([int(ok)])
         dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
         return bool(flag)

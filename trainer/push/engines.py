@@ -56,8 +56,8 @@ class Engines:
         self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
         self._groups: Sequence[WeightGroup] = ()
         self._receiving: dict[str, Future[EngineCallError | None]] = {}
-        self._broke: list[str] = []  # urls, in the order in which their conversations failed
-        self._innocent: dict[str, EngineCallError] = {}  # by url: they take part in the next attempt
+        self._failing_order: list[str] = []  # urls, in the order in which their conversations failed
+        self._retrying: dict[str, EngineCallError] = {}  # by url: they take part in the next attempt
         self.failed: dict[str, str] = {}  # id of a lost engine -> what went wrong
 
     def __enter__(self) -> "Engines":
@@ -68,7 +68,7 @@ class Engines:
 
     def pause(self) -> Sequence[EngineInfo]:
         """Pauses all engines and flushes their KV caches; returns the engines that did so."""
-        self._settle(self._fleet.submit(lambda client: _pause(client, self._left_s)))
+        self._results(self._fleet.submit(lambda client: _pause(client, self._left_s)))
         return [self._by_url[url] for url in self._fleet.clients]
 
     def start_receiving(
@@ -82,7 +82,7 @@ class Engines:
         ends_s: float,
     ) -> None:
         """Begins an attempt. leave: names of groups in which engines still are since an earlier push; ends_s: its deadline."""
-        self._attempt_ends_s, self._groups, self._broke = ends_s, groups, []
+        self._attempt_ends_s, self._groups, self._failing_order = ends_s, groups, []
         offsets, offset = {}, 1
         for engine in engines:
             offsets[engine.url.rstrip("/")] = offset
@@ -93,13 +93,13 @@ class Engines:
             if client.url not in offsets:
                 return None
             try:
-                await _left(client, leave, self._attempt_left_s())
+                await _leave(client, leave, self._attempt_left_s())
                 if join:
                     await _join(client, groups, offsets[client.url], self._attempt_left_s)
                 await _receive(client, groups, plan, version, self._attempt_left_s)
             except EngineCallError as error:
-                self._broke.append(client.url)
-                if await _left(client, [g.name for g in groups], LEAVE_SHARE * self._left_s()):
+                self._failing_order.append(client.url)
+                if await _leave(client, [g.name for g in groups], LEAVE_SHARE * self._left_s()):
                     return error
                 raise
             return None
@@ -109,20 +109,20 @@ class Engines:
     def finish_receiving(self, *, sent: bool) -> AttemptResult:
         """sent: whether the ranks of the trainer could send everything."""
         lost = len(self.failed)
-        self._innocent = {url: error for url, error in self._settle(self._receiving).items() if error is not None}
-        if sent and not self._innocent and len(self.failed) == lost:
+        self._retrying = {url: error for url, error in self._results(self._receiving).items() if error is not None}
+        if sent and not self._retrying and len(self.failed) == lost:
             return AttemptResult(broken=False, waiting=())
         if len(self.failed) == lost:
-            refused = (url for url in self._broke if self._innocent[url].answered)
+            refused = (url for url in self._failing_order if self._retrying[url].answered)
             if (first := next(refused, None)) is not None:
-                self._lose(first, self._innocent.pop(first))
+                self._lose(first, self._retrying.pop(first))
         # Engines that hold the version leave the groups too, because these groups are not used again.
-        self._fleet.call(lambda client: _left(client, [g.name for g in self._groups], LEAVE_SHARE * self._left_s()))
-        return AttemptResult(broken=True, waiting=[self._by_url[url] for url in self._innocent])
+        self._fleet.call(lambda client: _leave(client, [g.name for g in self._groups], LEAVE_SHARE * self._left_s()))
+        return AttemptResult(broken=True, waiting=[self._by_url[url] for url in self._retrying])
 
     def give_up(self) -> None:
         """Called when the time is over: engines that would have taken part in another attempt are lost."""
-        for url, error in self._innocent.items():
+        for url, error in self._retrying.items():
             self._lose(url, error)
 
     def compare(self, expected: Sequence[Mapping[str, str]], engines: Sequence[EngineInfo]) -> None:
@@ -137,7 +137,7 @@ class Engines:
                 if wrong := [name for name, value in ours.items() if theirs.get(name) != value]:
                     raise EngineError(f"engine {client.url}, rank {rank}: other weights than were pushed: {', '.join(wrong[:5])}")
 
-        self._settle(self._fleet.submit(check))
+        self._results(self._fleet.submit(check))
 
     def _left_s(self) -> float:
         return max(self._ends_s - time.monotonic(), LAST_CALL_S)
@@ -145,7 +145,7 @@ class Engines:
     def _attempt_left_s(self) -> float:
         return max(self._attempt_ends_s - time.monotonic(), LAST_CALL_S)
 
-    def _settle(self, calls: Mapping[str, Future[T]]) -> dict[str, T]:
+    def _results(self, calls: Mapping[str, Future[T]]) -> dict[str, T]:
         """Waits for the calls, and returns the results of those that succeeded. An engine whose call failed is lost."""
         try:
             return self._fleet.wait(calls)
@@ -164,7 +164,7 @@ async def _pause(client: EngineClient, left_s: LeftS) -> None:
     await client.flush_cache(deadline_s=left_s())
 
 
-async def _left(client: EngineClient, groups: Sequence[str], deadline_s: float) -> bool:
+async def _leave(client: EngineClient, groups: Sequence[str], deadline_s: float) -> bool:
     """Whether the engine answers that it is no longer in any of these groups."""
     try:
         for name in groups:

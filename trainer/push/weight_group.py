@@ -90,7 +90,7 @@ def join(
         # Not through torch's rendezvous: under torchrun that would look for the store of torchrun's own agent.
         store = dist.TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
         left_s = max(ends_s - time.monotonic(), 1.0)
-        with _standing_apart():
+        with _independent():
             group, _ = _new_process_group_helper(
                 world_size,
                 rank,
@@ -109,7 +109,7 @@ def join(
 
 
 @contextmanager
-def _standing_apart() -> Iterator[None]:
+def _independent() -> Iterator[None]:
     """Within it torch makes an NCCL group that is independent of the trainer's groups, and raises its failures where it is used.
 
     If the default group is bound to a device, torch (2.13) makes every later group by splitting it, which needs a call from all
