@@ -113,7 +113,7 @@ def keep(config: RunConfig, run_dir: Path) -> dict[str, str]:
         copy = run_dir / FOLDER / source.name
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = copy.with_name(f".{copy.name}")  # a copy is whole or not there, whenever this is killed
+            unfinished = copy.with_name(f".{copy.name}")  # the copy is complete or absent, whenever this process is killed
             if source.is_dir():
                 shutil.rmtree(unfinished, ignore_errors=True)
                 shutil.copytree(source, unfinished, ignore=shutil.ignore_patterns("__pycache__"))

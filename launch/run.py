@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.compose.load import as_yaml
+from conf.compose.check import notes_on_resume
+from conf.compose.load import as_yaml, read_run
 from conf.schema import RunConfig
 from conf.user_code import changes
 from launch.allocation import Allocation, allocation_of, planned_nodes
@@ -75,8 +76,9 @@ def _execute(
     with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
         check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
         began_at = newest_checkpoint(run_dir)
-        for line in changes(config, run_dir) if resumed else ():
-            screen.say(line)
+        if resumed:
+            for line in (*changes(config, run_dir), *notes_on_resume(read_run(run_dir), config)):
+                screen.say(line)
         write()
         RunKeys.create(run_dir)
         size = _size(config, allocation.nodes)

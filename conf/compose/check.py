@@ -1,8 +1,10 @@
-"""What a configuration must hold to before any process starts: the bounds of each setting, and what settings say of one another.
+"""Refuses a configuration that cannot run, before any process starts.
 
-`check(config)` refuses what cannot run, `check_resumed(stored, resumed)` what would break the contract of a run that goes on.
+The schema states which values each setting takes. What is written here is what settings demand of one another, and what a resumed
+run must not change.
 """
 
+from collections.abc import Iterator
 from math import ceil, isfinite
 from typing import Any
 
@@ -13,7 +15,7 @@ from conf.user_code import is_user_code
 
 
 def check(config: RunConfig) -> None:
-    """Refuses what cannot run, before anything expensive starts. Raises ConfigError."""
+    """Raises ConfigError if the run cannot work."""
     check_each(config)
     _check_cluster(config.cluster)
     _check_algorithm(config)
@@ -25,7 +27,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_each(config: RunConfig) -> None:
-    """Each setting by itself, by its rule in the schema. Raises ConfigError."""
+    """Checks each setting by its rule in the schema. Raises ConfigError."""
     for key, rule in RULES.items():
         if refusal := _refusal(rule, value := value_of(config, key)):
             raise ConfigError(f"{key}={value!r}: {refusal}")
@@ -44,30 +46,28 @@ def _refusal(rule: Rule, value: Any) -> str:
     return ""
 
 
-READ_BY_SLURM = ("setup", "container", "container_runtime", "container_mounts", "srun_args", "requeues", "heartbeat_s")
-READ_WITH_A_CONTAINER = ("container_runtime", "container_mounts")
+FOR_SLURM_ONLY = ("setup", "container", "container_runtime", "container_mounts", "srun_args", "requeues", "heartbeat_s")
+FOR_CONTAINERS_ONLY = ("container_runtime", "container_mounts")
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:
-    """Settings that nothing would read, and mounts that srun and apptainer would take for several."""
-    untouched = ClusterConfig()
-    for names, unread, why in (
-        (
-            READ_BY_SLURM,
-            cluster.kind == "local",
-            "is read with cluster.kind=slurm alone, and cluster.kind=local has no use for it",
-        ),
-        (READ_WITH_A_CONTAINER, not cluster.container, "is of no use without cluster.container: name an image"),
+    """Refuses settings that would have no effect, and mounts that srun and apptainer would read as several."""
+    defaults = ClusterConfig()
+    for names, unused, remedy in (
+        (FOR_SLURM_ONLY, cluster.kind == "local", "has no effect with cluster.kind=local: choose cluster.kind=slurm"),
+        (FOR_CONTAINERS_ONLY, not cluster.container, "has no effect without cluster.container: name an image"),
     ):
         for name in names:
-            if unread and (value := getattr(cluster, name)) != getattr(untouched, name):
-                raise ConfigError(f"cluster.{name}={value} {why}, or leave it out")
+            if unused and (value := getattr(cluster, name)) != getattr(defaults, name):
+                raise ConfigError(f"cluster.{name}={value} {remedy}, or leave it out")
     for mount in cluster.container_mounts:
         if "," in mount or ":" not in mount:
-            raise ConfigError(f"cluster.container_mounts: {mount!r} must be FROM:TO, one mount an entry and no comma in it")
+            raise ConfigError(
+                f"cluster.container_mounts: {mount!r} must be FROM:TO, without a comma; give each mount as an entry of its own"
+            )
 
 
-FIXED = (
+FIXED_BY_THE_LEDGER = (
     "algo.groups_per_step",
     "algo.completions_per_group",
     "rollout.max_staleness",
@@ -75,16 +75,25 @@ FIXED = (
     "rollout.max_completion_tokens",
     "data.seed",
 )
-"""What the ledger of a run was begun with and cannot change."""
 
 
 def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
-    """Refuses to go on with a run under another contract. Raises ConfigError."""
-    for key in FIXED:
+    """Raises ConfigError if a resume would change what the ledger of the run depends on."""
+    for key in FIXED_BY_THE_LEDGER:
         if (before := value_of(stored, key)) != (after := value_of(resumed, key)):
             raise ConfigError(
-                f"{key}={after}: the run was begun with {before}, which its ledger holds to; start a new run for that"
+                f"{key}={after}: the run was begun with {before}, and its ledger depends on it; leave it out, or start a new run"
             )
+
+
+def notes_on_resume(stored: RunConfig, resumed: RunConfig) -> Iterator[str]:
+    """A line for each change that has an effect which a user may not expect."""
+    before, after = stored.trainer.steps, resumed.trainer.steps
+    if before != after and resumed.trainer.lr_schedule == "cosine":
+        yield (
+            f"trainer.steps={after}: the run was begun with {before}. The cosine of the learning rate now ends at step {after}, "
+            "so the learning rate of the next step may jump"
+        )
 
 
 def _check_algorithm(config: RunConfig) -> None:
@@ -97,13 +106,13 @@ def _check_algorithm(config: RunConfig) -> None:
         )
     if algo.reference_refresh_steps and not algo.kl_coef:
         raise ConfigError(
-            f"algo.reference_refresh_steps={algo.reference_refresh_steps} without algo.kl_coef: nothing looks at the reference"
+            f"algo.reference_refresh_steps={algo.reference_refresh_steps} without algo.kl_coef: the reference is not used"
         )
     window_versions = ceil(rollout.window / algo.groups_per_step)
     if window_versions > rollout.max_staleness:
         raise ConfigError(
-            f"rollout.window={rollout.window} costs {window_versions} version(s) of lead (window / algo.groups_per_step, rounded "
-            f"up), more than rollout.max_staleness={rollout.max_staleness}: make the window smaller or the staleness larger"
+            f"rollout.window={rollout.window} uses up {window_versions} version(s) of staleness (window / algo.groups_per_step, "
+            f"rounded up), more than rollout.max_staleness={rollout.max_staleness}: reduce the window or allow more staleness"
         )
     if config.trainer.eval_every and not config.data.heldout:
         raise ConfigError(
@@ -125,11 +134,11 @@ def _check_layout(trainer: TrainerConfig) -> None:
 
 
 def _check_objective(algo: AlgoConfig) -> None:
-    """Pairs of settings of which one would silently do nothing, or harm."""
+    """Refuses pairs of settings in which one has no effect or does harm."""
     for refused, message in (
         (
             algo.kl_coef > 0 and algo.kl_in == "loss" and algo.kl_estimator == "k1",
-            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it regularises nothing: choose k2 or k3, or "
+            "algo.kl_estimator=k1 in the loss has a gradient of zero on average, so it has no effect: choose k2 or k3, or "
             "algo.kl_in=reward",
         ),
         (
@@ -142,11 +151,11 @@ def _check_objective(algo: AlgoConfig) -> None:
         ),
         (
             algo.dual_clip > 0 and algo.policy_loss != "ppo",
-            f"algo.dual_clip={algo.dual_clip} belongs to algo.policy_loss=ppo; {algo.policy_loss} has no use for it, set it to 0",
+            f"algo.dual_clip={algo.dual_clip} works only with algo.policy_loss=ppo, not with {algo.policy_loss}: set it to 0",
         ),
         (
             algo.behaviour_floor > 0 and algo.behaviour_correction != "mask",
-            f"algo.behaviour_floor={algo.behaviour_floor} is read by algo.behaviour_correction=mask alone: choose mask, or set "
+            f"algo.behaviour_floor={algo.behaviour_floor} is used only by algo.behaviour_correction=mask: choose mask, or set "
             "the floor to 0",
         ),
         (
@@ -155,7 +164,7 @@ def _check_objective(algo: AlgoConfig) -> None:
         ),
         (
             algo.policy_loss == "gspo" and algo.behaviour_correction != "none" and algo.behaviour_level == "token",
-            "algo.policy_loss=gspo has one ratio a sequence, which weights of single tokens would bend: set "
+            "algo.policy_loss=gspo uses one ratio per sequence, and weights per token would distort it: set "
             "algo.behaviour_level=geometric or sequence",
         ),
     ):
@@ -164,7 +173,7 @@ def _check_objective(algo: AlgoConfig) -> None:
 
 
 def _check_deadlines(config: RunConfig) -> None:
-    """A wait within a wait must be the shorter one."""
+    """A deadline that runs within another one must be the shorter one."""
     trainer, rollout = config.trainer, config.rollout
     for shorter, short_s, longer, long_s, why in (
         ("trainer.push_s", trainer.push_s, "trainer.collective_s", trainer.collective_s, "all ranks wait for a push"),

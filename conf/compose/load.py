@@ -1,4 +1,4 @@
-"""Between Hydra's world and plain dataclasses: composing, checking, writing and reading a run's configuration."""
+"""Composes, checks, writes and reads the configuration of a run: Hydra on one side, plain dataclasses on the other."""
 
 import os
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ CONFIG_FILE = "config.yaml"
 
 
 def register() -> None:
-    """Makes the schema known to Hydra; `config.yaml` names it as its first default."""
+    """Tells Hydra the schema, which `config.yaml` names as its first default."""
     ConfigStore.instance().store(name="schema", node=RunConfig)
 
 
 def composed(words: Sequence[str]) -> DictConfig:
-    """What Hydra composes from the words of a command line. Raises ConfigError."""
+    """Composes the words of a command line. Raises ConfigError."""
     check_names(words)
     register()
     with in_one_line(), initialize_config_module("conf", version_base="1.3"):
@@ -34,7 +34,7 @@ def composed(words: Sequence[str]) -> DictConfig:
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """The composed configuration as plain, checked dataclasses. Raises ConfigError."""
+    """The composed configuration as dataclasses that are checked and fitted. Raises ConfigError."""
     config = unchecked(composed)
     check(config)
     fit(config)
@@ -42,11 +42,11 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def unchecked(composed: DictConfig) -> RunConfig:
-    """The same, with types and keys checked alone; `conf.compose.check` is yet to be asked. Raises ConfigError."""
+    """The composed configuration as dataclasses, of which only keys and types are checked. Raises ConfigError."""
     with in_one_line():
-        # Merged as plain values: a typed node would bring in keys that were added to it (Hydra's `+key=value`).
+        # Plain values are merged, because a typed node would bring in keys that were added to it (Hydra's `+key=value`).
         values = OmegaConf.to_container(composed, resolve=True)
-        refuse_secrets(values, os.environ)  # first: other refusals show the value
+        refuse_secrets(values, os.environ)  # before other checks, whose messages show the value
         _check_lists(values, "")
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
     assert isinstance(config, RunConfig)
@@ -54,7 +54,7 @@ def unchecked(composed: DictConfig) -> RunConfig:
 
 
 def _check_lists(node: object, key: str) -> None:
-    """Raises ConfigError. OmegaConf lets a list of texts hold lists, and does not say which it cannot make of something else."""
+    """Raises ConfigError. OmegaConf takes lists within a list of texts, and its own error does not name the setting."""
     if SETTINGS.get(key) == list[str]:
         if not isinstance(node, list) or any(isinstance(item, dict | list) for item in node):
             raise ConfigError(wrong_type(key, f"{key}={'null' if node is None else node}", list[str]))
@@ -64,7 +64,7 @@ def _check_lists(node: object, key: str) -> None:
 
 
 def as_yaml(config: RunConfig) -> str:
-    """What a run is, without what only the planner reads."""
+    """The settings of a run, without those that only the planner reads."""
     values = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(values, dict)
     del values["plan"], values["model"]["shape"]
@@ -75,7 +75,7 @@ def write_run(config: RunConfig, run_dir: Path) -> None:
     """Writes the resolved configuration and the user code into the run's folder. Secrets are not in it: they lie in `keys/`."""
     run_dir.mkdir(parents=True, exist_ok=True)
     config.user_code = keep(config, run_dir)
-    unfinished = run_dir / f".{CONFIG_FILE}"  # the file is whole or not there, whenever this is killed
+    unfinished = run_dir / f".{CONFIG_FILE}"  # the file is complete or absent, whenever this process is killed
     with unfinished.open("w") as file:
         file.write(as_yaml(config))
         file.flush()
@@ -87,7 +87,7 @@ def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of an existing run, with changes such as `trainer.tp=1`. Raises ConfigError."""
     path = run_dir / CONFIG_FILE
     if not path.is_file():
-        raise ConfigError(f"{run_dir} is no run's folder: it holds no {CONFIG_FILE}")
+        raise ConfigError(f"{run_dir} is not the folder of a run: it holds no {CONFIG_FILE}")
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, UnicodeDecodeError) as error:
@@ -100,11 +100,16 @@ def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_resumed(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
-    """Of a run that goes on, wherever its folder is by now, with what the command line changes. Raises ConfigError."""
+    """The configuration of a run that is resumed, with the changes on the command line. Its folder may have been moved.
+
+    Raises ConfigError.
+    """
     if run_dir.name in ("", ".."):
-        run_dir = run_dir.resolve()  # its name becomes the run's
+        run_dir = run_dir.resolve()  # its name becomes the name of the run
     stored = read_run(run_dir)
-    kept = [override for override in overrides if not override.startswith("experiment=")]  # that was chosen once
+    kept = [
+        override for override in overrides if not override.startswith("experiment=")
+    ]  # the experiment was chosen when the run began
     with in_one_line():
         merged = OmegaConf.merge(OmegaConf.structured(stored), OmegaConf.from_dotlist(kept))
     assert isinstance(merged, DictConfig)

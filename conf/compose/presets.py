@@ -1,4 +1,4 @@
-"""Presets, the YAML files of conf's folders: what they are called, and what is said of them on the command line."""
+"""Presets: the YAML files in the folders of conf/, as they are named on the command line."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,21 +12,21 @@ from conf.schema import ConfigError
 FOLDER = Path(__file__).parents[1]
 EXPERIMENT = "experiment"
 NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
-"""What Hydra reads as something else than a text: it would end in a ValueError that names nothing."""
+"""What Hydra reads as another type than text; its own error does not name the word."""
 
 
 def check_names(words: Sequence[str]) -> None:
-    """Raises ConfigError where a group of presets is given what can be none's name."""
+    """Raises ConfigError if a group of presets is given a word that cannot be the name of a preset."""
     for word in words:
         group, _, preset = word.lstrip("+").partition("=")
         if not group:
-            raise ConfigError(f"{word}: a value without a setting; is there a blank before the sign?")
+            raise ConfigError(f"{word}: there is no setting before the `=`; is there a space before it?")
         if NO_NAME.fullmatch(preset) and (FOLDER / group).is_dir():
             raise ConfigError(f"{word}: choose a preset by its name, {group}={'|'.join(_members(group))}")
 
 
 def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
-    """Raises ConfigError where a preset named there would silently not hold: an experiment comes later, and would win."""
+    """Raises ConfigError if the experiment overrides a preset that the user chose: Hydra composes the experiment last."""
     said = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     for group, preset in said.items():
         file = FOLDER / group / f"{preset}.yaml"
@@ -37,8 +37,8 @@ def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
             full = f"{group}.{key}"
             if full not in said and (found := _at(values, key)) != wanted:
                 raise ConfigError(
-                    f"{group}={preset} sets {full}={wanted}, but experiment={said.get(EXPERIMENT)} comes later and sets {found}: "
-                    f"give {full}={wanted} on the command line too, or {full}={found} to keep the experiment's"
+                    f"{group}={preset} sets {full}={wanted}, but experiment={said.get(EXPERIMENT)} is applied later and "
+                    f"sets {found}: add {full}={wanted} to the command line, or {full}={found} to keep the value of the experiment"
                 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from conf.compose.check import check, check_each, check_resumed
+from conf.compose.check import check, check_each, check_resumed, notes_on_resume
 from conf.schema import RULES, ConfigError, DataConfig, ModelConfig, Rule, RunConfig
 
 
@@ -100,7 +100,7 @@ def stale_without_correction(config: RunConfig) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(window_too_large, "rollout.window=513 costs 2 version"), (stale_without_correction, "algo.behaviour_correction=none")],
+    [(window_too_large, "rollout.window=513 uses up 2 version"), (stale_without_correction, "algo.behaviour_correction=none")],
 )
 def test_settings_that_contradict_one_another_are_refused(change: Callable[[RunConfig], None], message: str) -> None:
     config = good()
@@ -122,12 +122,12 @@ def test_without_staleness_no_correction_is_needed() -> None:
         ({"kl_estimator": "k1", "kl_coef": 0.1}, "kl_estimator=k1 in the loss has a gradient of zero"),
         ({"kl_in": "reward"}, "kl_in=reward does nothing at algo.kl_coef=0"),
         ({"dual_clip": 1.0}, "dual_clip=1.0: must be above 1"),
-        ({"dual_clip": 3.0, "policy_loss": "cispo"}, "dual_clip=3.0 belongs to algo.policy_loss=ppo"),
+        ({"dual_clip": 3.0, "policy_loss": "cispo"}, "dual_clip=3.0 works only with algo.policy_loss=ppo"),
         (
             {"dual_clip": 3.0, "policy_loss": "gspo", "behaviour_level": "geometric"},
-            "dual_clip=3.0 belongs to algo.policy_loss=ppo",
+            "dual_clip=3.0 works only with algo.policy_loss=ppo",
         ),
-        ({"behaviour_floor": 0.5}, "behaviour_floor=0.5 is read by algo.behaviour_correction=mask alone"),
+        ({"behaviour_floor": 0.5}, "behaviour_floor=0.5 is used only by algo.behaviour_correction=mask"),
         ({"behaviour_floor": 2.0, "behaviour_correction": "mask"}, "behaviour_floor=2.0 must be below algo.behaviour_cap=2.0"),
         ({"policy_loss": "gspo"}, "set algo.behaviour_level=geometric or sequence"),
         ({"overlong_buffer_fraction": 1.0}, "overlong_buffer_fraction=1.0: must be at least 0 and below 1"),
@@ -175,6 +175,15 @@ def test_layouts_that_cannot_be_are_refused(settings: dict[str, object], message
         check(config)
 
 
+def test_a_resume_with_other_steps_says_that_the_cosine_is_rescaled() -> None:
+    stored, resumed = changed("trainer.steps", 50), changed("trainer.steps", 80)
+    assert list(notes_on_resume(stored, resumed)) == []
+    resumed.trainer.lr_schedule = "cosine"
+    (said,) = notes_on_resume(stored, resumed)
+    assert "trainer.steps=80: the run was begun with 50" in said and "now ends at step 80" in said
+    assert list(notes_on_resume(resumed, resumed)) == []
+
+
 def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
     stored = changed("trainer.steps", 10)
     check_resumed(stored, changed("trainer.steps", 20))
@@ -187,17 +196,20 @@ def test_run_goes_on_only_under_the_rules_it_was_begun_with() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"setup": ["module load cuda"]}, "cluster.setup=.* is read with cluster.kind=slurm alone"),
-        ({"container": "image.sif"}, "cluster.container=image.sif is read with cluster.kind=slurm alone"),
-        ({"srun_args": ["--mem=0"]}, "cluster.srun_args=.* is read with"),
-        ({"requeues": 3}, "cluster.requeues=3 is read with"),
-        ({"heartbeat_s": 10.0}, "cluster.heartbeat_s=10.0 is read with"),
+        ({"setup": ["module load cuda"]}, "cluster.setup=.* has no effect with cluster.kind=local"),
+        ({"container": "image.sif"}, "cluster.container=image.sif has no effect with cluster.kind=local"),
+        ({"srun_args": ["--mem=0"]}, "cluster.srun_args=.* has no effect with"),
+        ({"requeues": 3}, "cluster.requeues=3 has no effect with"),
+        ({"heartbeat_s": 10.0}, "cluster.heartbeat_s=10.0 has no effect with"),
         (
             {"kind": "slurm", "container_mounts": ["/data:/data"]},
-            "cluster.container_mounts=.* of no use without cluster.container",
+            "cluster.container_mounts=.* has no effect without cluster.container",
         ),
-        ({"kind": "slurm", "container_runtime": "apptainer"}, "cluster.container_runtime=apptainer is of no use without"),
-        ({"kind": "slurm", "container": "i", "container_mounts": ["/a:/a,/b:/b"]}, "'/a:/a,/b:/b' must be FROM:TO, one mount"),
+        ({"kind": "slurm", "container_runtime": "apptainer"}, "cluster.container_runtime=apptainer has no effect without"),
+        (
+            {"kind": "slurm", "container": "i", "container_mounts": ["/a:/a,/b:/b"]},
+            "'/a:/a,/b:/b' must be FROM:TO, without a comma",
+        ),
         ({"kind": "slurm", "container": "i", "container_mounts": ["/data"]}, "'/data' must be FROM:TO"),
     ],
 )

@@ -82,7 +82,8 @@ def named(*overrides: str) -> None:
 
 def test_preset_that_the_experiment_would_overrule_is_refused_with_what_to_say() -> None:
     with pytest.raises(
-        ConfigError, match=r"rollout=synchronous sets rollout.max_staleness=0, but experiment=debug comes later and sets 2: give"
+        ConfigError,
+        match=r"rollout=synchronous sets rollout.max_staleness=0, but experiment=debug is applied later and sets 2: add",
     ):
         named("experiment=debug", "rollout=synchronous")
     named("experiment=debug", "rollout=synchronous", "rollout.max_staleness=0")
@@ -170,8 +171,8 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("algo.kl_beta=1", "algo.kl_beta: no such setting; did you mean algo.kl_coef?"),
         ("seed=1", "seed: no such setting; did you mean data.seed or trainer.seed?"),
         ("fit=1", "fit: no such setting: docs/settings.md lists all settings"),
-        ("+rollout.engines=3", "+rollout.engines: is there already, as every setting is; leave out the +"),
-        ("~rollout.engines", "~rollout.engines: a setting cannot be left out: set another value"),
+        ("+rollout.engines=3", "+rollout.engines: the setting exists, as all settings do; leave out the +"),
+        ("~rollout.engines", "~rollout.engines: a setting cannot be removed; give it another value"),
         ("rollout.engines=many", "rollout.engines=many: must be a whole number"),
         ("rollout.engines=1.5", "rollout.engines=1.5: must be a whole number"),
         ("rollout={engines:many}", "rollout.engines=many: must be a whole number"),
@@ -181,25 +182,26 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("name=null", "name=null: must be a text"),
         ("data.train=file", "data.train=file: must be a list of texts, as in data.train=[a,b]"),
         ("data.train=[[a]]", "data.train=[['a']]: must be a list of texts, as in data.train=[a,b]"),
-        ("plan=5", "plan=5: plan is a group of settings: set one by one, as in plan.prompt_tokens=…"),
+        ("plan=5", "plan=5: plan is a group of settings; set them one by one, as in plan.prompt_tokens=…"),
         ("trainer=5", "trainer=5: choose a preset by its name, trainer=cosine|default"),
         ("trainer=null", "trainer=null: choose a preset by its name, trainer=cosine|default"),
-        ("=5", "=5: a value without a setting; is there a blank before the sign?"),
+        ("=5", "=5: there is no setting before the `=`; is there a space before it?"),
         ("trainer.tp=0", "trainer.tp=0: must be at least 1"),
         (
             "model=unknown",
-            "model=unknown: there is none of this name; there are "
+            "model=unknown: there is no such preset; the presets are "
             "debug, folder, kestrel_32b, qwen2_5_coder_32b, qwen3_32b, smollm2",
         ),
         (
             "algo=grop",
-            "algo=grop: there is none of this name; did you mean grpo? there are cispo, dapo, default, dr_grpo, grpo, gspo, rloo",
+            "algo=grop: there is no such preset; did you mean grpo? "
+            "the presets are cispo, dapo, default, dr_grpo, grpo, gspo, rloo",
         ),
         ("modle=debug", "modle: no such setting; did you mean model?"),
         (
             "output=/data/a b/ü",
-            "output=/data/a b/ü: cannot be read as KEY=VALUE (LexerNoViableAltException: output=/data/a b/ü); in quotes it can, "
-            "the outer ones for the shell: 'output=\"/data/a b/ü\"'",
+            "output=/data/a b/ü: cannot be read as KEY=VALUE (LexerNoViableAltException: output=/data/a b/ü); put the value in "
+            "quotes, and the whole word in quotes for the shell: 'output=\"/data/a b/ü\"'",
         ),
         ("rollout.engines=[1", "rollout.engines=[1: cannot be read as KEY=VALUE (no viable alternative at input '[1')"),
     ],

@@ -81,7 +81,7 @@ def test_what_is_not_understood_is_refused_with_what_is_meant(settings: list[str
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "step=1"]) == 1
-    assert "is no run's folder" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_the_table_shows_figures_that_were_not_recorded() -> None:

@@ -105,7 +105,7 @@ def test_staleness_that_cannot_be_less_is_no_knob(debug: Scenario) -> None:
 
 
 def test_folder_that_is_no_run_and_run_that_is_too_short_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"is no run's folder: it holds no config\.yaml"):
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: it holds no config\.yaml"):
         run_report(tmp_path)
     (tmp_path / "config.yaml").write_text((DEBUG_RUN / "config.yaml").read_text())
     with pytest.raises(ConfigError, match="0 steps were measured; to calibrate and predict takes at least 12"):

@@ -510,7 +510,7 @@ def test_resumed_run_is_examined_with_its_stored_configuration_and_in_its_folder
     assert configuration([resume, "trainer.lr=0.5"]) == replace(here, trainer=replace(written.trainer, lr=0.5))
     with pytest.raises(ConfigError, match=r"max_staleness=9: the run was begun with"):
         configuration([resume, "rollout.max_staleness=9"])
-    with pytest.raises(ConfigError, match="nowhere is no run's folder"):
+    with pytest.raises(ConfigError, match="nowhere is not the folder of a run"):
         configuration(["resume=nowhere"])
 
 

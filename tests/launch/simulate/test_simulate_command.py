@@ -130,7 +130,7 @@ def test_the_timeline_is_what_perfetto_reads() -> None:
         (["simulate.timeline_hours=-1", *SMALL], "simulate.timeline_hours=-1.0: must be a finite number of at least 0"),
         ([*SMALL, "trainer.recompute=none"], "needs 76 GB of a GPU, and 74 GB are usable; trainer.recompute=full does"),
         ([*SMALL, "rollout.engine_tp=1"], "the smallest that does is rollout.engine_tp=2"),
-        (["from_run=nowhere"], "nowhere is no run's folder"),
+        (["from_run=nowhere"], "nowhere is not the folder of a run"),
         ([], "choose an experiment"),
     ],
 )
