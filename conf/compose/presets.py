@@ -38,7 +38,7 @@ def check_presets(overrides: Sequence[str], composed: DictConfig) -> None:
             if full not in said and (found := _at(values, key)) != wanted:
                 raise ConfigError(
                     f"{group}={preset} sets {full}={wanted}, but experiment={said.get(EXPERIMENT)} is applied later and "
-                    f"sets {found}: add {full}={wanted} to the command line, or {full}={found} to keep the value of the experiment"
+                    f"sets {found}: add {full}={wanted} to the command line, or {full}={found} to keep what the experiment sets"
                 )
 
 
