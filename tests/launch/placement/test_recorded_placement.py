@@ -3,6 +3,7 @@
 A change that is meant is recorded by `python -m tests.launch.placement.test_recorded_placement`; the diff shows what moved.
 """
 
+import io
 from pathlib import Path
 
 import pytest
@@ -46,19 +47,24 @@ def test_every_recorded_placement_belongs_to_an_experiment() -> None:
     assert sorted(path.stem for path in RECORDED.iterdir()) == EXPERIMENTS
 
 
+def shown(config: RunConfig) -> str:
+    out = io.StringIO()
+    dry_run(config, out)
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_dry_run_shows_placement_disk_and_time(experiment: str) -> None:
-    shown = dry_run(configuration(experiment))
+    text = shown(configuration(experiment))
     for said in ("queue-0", "trainer-0", "rollout-0", "judge-0", "\nmodel  ", "\ndisk  ", "\nstep  "):
-        assert said in shown
-    assert "no estimate" not in shown
+        assert said in text
+    assert "no estimate" not in text
 
 
 def test_dry_run_says_why_there_is_no_estimate() -> None:
-    shown = dry_run(configuration("kestrel_256", "model.shape.layers=0"))
-    assert "no estimate  model.shape.layers=0" in shown
-    shown = dry_run(configuration("kestrel_256", "trainer.tokens_per_microbatch=400000"))
-    assert "no estimate  trainer.tp=" in shown and "are usable" in shown
+    assert "no estimate  model.shape.layers=0" in shown(configuration("kestrel_256", "model.shape.layers=0"))
+    text = shown(configuration("kestrel_256", "trainer.tokens_per_microbatch=400000"))
+    assert "no estimate  trainer.tp=" in text and "are usable" in text
 
 
 def main() -> None:
