@@ -1,1 +1,1 @@
-"""What a run is: Hydra groups in YAML, and the schema they are checked against. Imports nothing of ours."""
+"""The configuration of a run: presets in YAML, and the schema that they are checked against."""

@@ -28,7 +28,7 @@ from conf.compose.check import check_resumed
 from conf.compose.hydra_errors import in_one_line
 from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
 from conf.compose.presets import check_names, check_presets, experiments
-from conf.compose.sweep import MULTIRUN, OPTUNA, TOLERANT, RememberSweep, failures_are_raised, unnamed_keys
+from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
 from launch.allocation import with_device
 from launch.processes.prepare import PrepareError
@@ -162,7 +162,7 @@ def main() -> int:
         if slurm_sweep.CHOICE in sys.argv:
             slurm_sweep.install()
         if OPTUNA in sys.argv:
-            sys.argv.insert(sys.argv.index(OPTUNA), TOLERANT)
+            sys.argv.insert(sys.argv.index(OPTUNA), OPTUNA_GOES_ON)
         if resumed:
             _run(read_resumed(Path(resumed[0]), [a for a in sys.argv[1:] if not a.startswith("resume=")]), resumed=True)
         else:

@@ -1,1 +1,1 @@
-"""A run's configuration: composed from YAML groups and the command line, checked, written to the run's folder, read back."""
+"""Composes a configuration from presets and the command line, checks it, writes it to the run's folder and reads it back."""

@@ -1,8 +1,8 @@
 """Sweeps through Slurm (`hydra/launcher=submitit_slurm`) outlive their jobs.
 
-Cause: submitit raises when a job dies hard (out of memory, node lost), the launcher passes that on, and the sweep ends with it,
-Optuna's too. Here each job of the sweep is a Slurm job of its own, and one that dies counts as failed. It is put in place of the
-launcher's method, since Hydra takes launchers from `hydra_plugins` packages alone. Remove when hydra-submitit-launcher returns
+submitit raises an error when a job is killed (out of memory, node lost). The launcher plugin passes the error on, which ends the
+sweep. Here each job of a sweep is a Slurm job of its own, and a job that dies counts as failed. The method of the plugin is
+replaced, because Hydra finds launchers only in `hydra_plugins` packages. Remove this file when hydra-submitit-launcher returns
 failed jobs instead of raising.
 """
 
@@ -19,12 +19,12 @@ from conf.compose.sweep import failures_are_raised
 from conf.schema import ConfigError
 
 CHOICE = "hydra/launcher=submitit_slurm"
-AT_ONCE = 256
+MOST_JOBS_AT_ONCE = 256
 
 
 def install() -> None:
-    """Raises ConfigError where the packages that it needs are not installed."""
-    Plugins.instance()  # finds them now: it loads their modules anew, and the patch would be lost
+    """Raises ConfigError if the packages for it are not installed."""
+    Plugins.instance()  # loads the plugins now; loading them later would undo the replacement
     try:
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
         from submitit.core.utils import FailedJobError, UncompletedJobError
@@ -45,7 +45,7 @@ def install() -> None:
                 return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=nan)
 
         numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
-        with ThreadPoolExecutor(max_workers=int(self.params.get("array_parallelism") or AT_ONCE)) as pool:
+        with ThreadPoolExecutor(max_workers=int(self.params.get("array_parallelism") or MOST_JOBS_AT_ONCE)) as pool:
             return list(pool.map(one, job_overrides, numbers))
 
     SlurmLauncher.launch = launch

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 
 class RememberSweep(Callback):
-    """After a multirun, `sweep_dir` is its folder."""
+    """Remembers the folder of a multirun in `sweep_dir`."""
 
     sweep_dir: Path | None = None
 
@@ -31,10 +31,10 @@ def unnamed_keys(words: Sequence[str]) -> str:
 
 
 OPTUNA = "hydra/sweeper=optuna"
-TOLERANT = "hydra.sweeper.max_failure_rate=1.0"
-"""Goes before the user's own words: unless told otherwise, a failed trial does not end Optuna's search."""
+OPTUNA_GOES_ON = "hydra.sweeper.max_failure_rate=1.0"
+"""Put before the words of the user, so that a failed trial does not end Optuna's search unless the user wants it."""
 
 
 def failures_are_raised(hydra: Any) -> bool:
-    """Optuna's sweeper takes an exception for a failed trial and stumbles over NaN; Hydra's own is ended by an exception."""
+    """Optuna's sweeper counts an exception as a failed trial and cannot read NaN. Hydra's own sweeper ends at an exception."""
     return bool(hydra.runtime.choices.get("hydra/sweeper") == "optuna")
