@@ -24,6 +24,7 @@ from launch.doctor.finding import Finding, Level, failure, ok, warning, worst
 from launch.placement import node_facts as node
 from launch.placement.placement import Node as Place
 from launch.placement.placement import place
+from rollout import checkpoint_files
 from tests.launch.stand_ins import PROBLEM, SHAPE, write_model, write_problems
 
 GPU = {"name": "H100", "memory_mb": 81_559, "used_mb": 4}
@@ -127,8 +128,27 @@ def bad_header(world: World) -> None:
     shard.write_bytes(shard.read_bytes()[:8] + b"?" + shard.read_bytes()[9:])
 
 
+def quantised(world: World) -> None:
+    (world.folder / "model/config.json").write_text(json.dumps({**SHAPE, "quantization_config": {"quant_method": "fp8"}}))
+
+
 def without_end_token(world: World) -> None:
     (world.folder / "model/config.json").write_text(json.dumps({**SHAPE, "eos_token_id": None}))
+
+
+def with_checkpoints(world: World, *versions: int) -> Path:
+    """The newest of some complete checkpoints in the run's folder."""
+    for version in versions:
+        folder = world.folder / f"run/checkpoints/version-{version}"
+        folder.mkdir(parents=True)
+        (folder / "__0_0.distcp").write_bytes(bytes(range(256)))
+        checkpoint_files.write_sums(folder, {})
+    return folder
+
+
+def flip_a_bit(world: World, *versions: int) -> None:
+    shard = with_checkpoints(world, *versions) / "__0_0.distcp"
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 128]) + shard.read_bytes()[1:])
 
 
 def save_as_parquet(world: World) -> None:
@@ -186,6 +206,12 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("problems", F, "needs the package `datasets`", lambda w: setting(w, "data.train", ["hf://x"])),
     ("problems", F, "train.jsonl is a Parquet file", lambda w: save_as_parquet(w)),
     ("all problems", F, r"train.jsonl:2: broken JSON.*\(2 of 3 lines are refused\)", lambda w: lines(w, "{", "[1]")),
+    ("checkpoint", F, "__0_0.distcp is missing, and there is no older checkpoint",
+     lambda w: (with_checkpoints(w, 4) / "__0_0.distcp").unlink()),
+    ("checkpoint", F, "SHA256SUMS cannot be read", lambda w: (with_checkpoints(w, 4, 8) / "SHA256SUMS").unlink()),
+    ("checkpoint digests", F, "__0_0.distcp is damaged", lambda w: flip_a_bit(w, 4)),
+    ("checkpoint digests", W, "version-8/__0_0.distcp is damaged", lambda w: flip_a_bit(w, 4, 8)),
+    ("layout", F, "config.json has a quantization_config .method 'fp8'.: these weights are quantised", quantised),
     ("held-out problems", W, "1 of 1 held-out problems are trained on too, 'other' first", trained_on),
     ("user code", F, "algo.advantage=mine:f: there is no mine.py", lambda w: setting(w, "algo.advantage", "mine:f")),
     ("user code", F, r"mine.py:1: ZeroDivisionError", broken_user_code),
