@@ -20,7 +20,8 @@ INPUT_CHECKS = ("model folder", "layout", "problems", "user code", "checkpoint")
 FULL_VERSIONS = {
     "problems": "all problems",
     "checkpoint": "checkpoint digests",
-}  # from a fast check to the slow check that replaces it
+}
+"""From a fast check to the slow check that replaces it in the doctor."""
 
 
 def examine(case: Case, *, fast: bool) -> Iterator[tuple[str, Finding]]:

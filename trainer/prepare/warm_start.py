@@ -42,7 +42,8 @@ LEARNING_RATE = 3e-3
 WARMUP_STEPS = 40
 WEIGHT_DECAY = 0.01
 GRADIENT_CLIP = 1.0
-PROGRESS_EVERY_STEPS = 100
+PROGRESS_EVERY_S = 10.0
+MEAN_STEPS = 100  # the loss that is shown is the mean of so many last steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +156,11 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(model: Qwen2ForCausalLM, examples: list[Example], *, pad: int, seed: int) -> float:
-    """Returns the mean loss of the last steps that were reported."""
+    """Returns the mean loss of the last steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True)
     steps = math.ceil(len(examples) / BATCH_EXAMPLES)
-    begun, losses, tokens, mean_loss = time.monotonic(), [], 0, math.nan
+    begun = said_s = time.monotonic()
+    losses, tokens, mean_loss = [], 0, math.nan
     model.train()
     for step, batch in enumerate(batches(examples, random.Random(seed))):
         for group in optimizer.param_groups:
@@ -170,15 +172,16 @@ def train(model: Qwen2ForCausalLM, examples: list[Example], *, pad: int, seed: i
         optimizer.zero_grad()
         losses.append(loss.item())
         tokens += sum(len(example.tokens) for example in batch)
-        if (step + 1) % PROGRESS_EVERY_STEPS == 0 or step + 1 == steps:
-            mean_loss, elapsed_s = sum(losses) / len(losses), time.monotonic() - begun
+        if time.monotonic() - said_s > PROGRESS_EVERY_S or step + 1 == steps:
+            said_s = time.monotonic()
+            recent, elapsed_s = losses[-MEAN_STEPS:], time.monotonic() - begun
+            mean_loss = sum(recent) / len(recent)
             left_s = elapsed_s / (step + 1) * (steps - step - 1)
             print(
                 f"warm start: step {step + 1:>5}/{steps}  loss {mean_loss:.3f}  {tokens / elapsed_s:,.0f} tokens/s  "
                 f"{elapsed_s:.0f} s, about {left_s:.0f} s to go",
                 flush=True,
             )
-            losses = []
     return mean_loss
 
 
