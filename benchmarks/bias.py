@@ -74,7 +74,7 @@ class ThroughTheLedger:
         self.ledger = Ledger(
             Rules(
                 groups_per_step=GROUPS, completions_per_group=COMPLETIONS, max_staleness=staleness, window=window,
-                segment_tokens=SEGMENT_TOKENS, max_completion_tokens=CAP_TOKENS,
+                segment_tokens=SEGMENT_TOKENS, max_completion_tokens=CAP_TOKENS, max_drops_per_step=0,
             )
         )  # fmt: skip
         self.steps, self.clock, self.free, self.training = steps, Clock(), SLOTS, False

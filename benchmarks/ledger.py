@@ -199,7 +199,7 @@ def journal(folder: Path, *, groups: int) -> None:
     segment = _segment(int(MEAN_TOKENS))
     rules = Rules(
         groups_per_step=groups, completions_per_group=COMPLETIONS, max_staleness=STALENESS, segment_tokens=4096,
-        max_completion_tokens=16384,
+        max_completion_tokens=16384, max_drops_per_step=0,
     )  # fmt: skip
     for mode in ("OFF", "NORMAL", "FULL"):
         with Journal(folder / f"{mode}.db", rules) as made:

@@ -224,7 +224,7 @@ class RolloutConfig:
 
     max_staleness: int = number(2, "Largest number of versions between a trained token and the trained policy", at_least=0)
     window: int = number(0, "Number of finished groups that may be trained before an older, unfinished one", at_least=0)
-    max_completion_tokens: int = number(16384, "A completion that reaches this length is truncated", at_least=1)
+    max_completion_tokens: int = number(4096, "A completion that reaches this length is truncated", at_least=1)
     segment_tokens: int = number(
         4096, "Tokens after which a completion is interrupted; another engine may continue it", at_least=1
     )

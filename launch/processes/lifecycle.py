@@ -91,7 +91,7 @@ class Rules:
     worker_restarts: int  # for each restartable process
     trainer_restarts: int  # in a row without a new checkpoint; a restart because of a lost node does not count
     steps: int  # of the whole run
-    save_s: float = 480.0  # the time that the trainer has to write a requested checkpoint
+    save_s: float  # the time that the trainer has to write a requested checkpoint
     closing_s: float = CLOSING_S
 
 

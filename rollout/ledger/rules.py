@@ -20,7 +20,7 @@ class Rules:
     max_completion_tokens: int
     total_steps: int | None = None  # nothing is generated that no step will train on
     drop_no_signal: bool = False  # drop groups whose rewards are all equal
-    max_drops_per_step: int = 4096  # more than this between two takes: the data is too easy, too hard, or broken
+    max_drops_per_step: int  # more than this between two takes: the data is too easy, too hard, or broken
 
     def __post_init__(self) -> None:
         least = {"groups_per_step": 1, "completions_per_group": 2, "max_staleness": 0, "window": 0, "segment_tokens": 1}

@@ -3,7 +3,7 @@
 import pytest
 
 from conf.compose.fit import fit
-from conf.schema import RunConfig, TrainerConfig
+from conf.schema import RolloutConfig, RunConfig, TrainerConfig
 from conf.shapes import layout_of
 from trainer.learn.balance import Capacity
 
@@ -18,7 +18,8 @@ from trainer.learn.balance import Capacity
     ],
 )
 def test_a_microbatch_has_room_for_the_longest_trajectory_as_the_trainer_shards_it(layout: dict[str, int], tokens: int) -> None:
-    config = RunConfig(trainer=TrainerConfig(**layout))  # type: ignore[arg-type]
+    rollout = RolloutConfig(max_completion_tokens=16_384)
+    config = RunConfig(rollout=rollout, trainer=TrainerConfig(**layout))  # type: ignore[arg-type]
     longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
     fit(config)
     assert config.trainer.tokens_per_microbatch == tokens

@@ -9,7 +9,13 @@ from rollout.ledger.rules import Rules
 
 
 def rules(**changed: Any) -> Rules:
-    numbers = {"groups_per_step": 2, "completions_per_group": 2, "max_staleness": 1, "segment_tokens": 4}
+    numbers = {
+        "groups_per_step": 2,
+        "completions_per_group": 2,
+        "max_staleness": 1,
+        "segment_tokens": 4,
+        "max_drops_per_step": 4096,
+    }
     return Rules(**{**numbers, "max_completion_tokens": 8, **changed})
 
 

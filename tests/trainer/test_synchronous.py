@@ -89,7 +89,7 @@ def through_the_ledger(folder: str, max_staleness: int) -> tuple[list[dict], lis
     policy, step_on = load(settings(folder, max_staleness))
     rules = Rules(
         groups_per_step=GROUPS, completions_per_group=COMPLETIONS, max_staleness=max_staleness, segment_tokens=CUT,
-        max_completion_tokens=LONGEST, total_steps=STEPS,
+        max_completion_tokens=LONGEST, max_drops_per_step=0, total_steps=STEPS,
     )  # fmt: skip
     ledger = Ledger(rules)
     ledger.apply(*ledger.published(0, ["engine"]))

@@ -33,7 +33,7 @@ CONFIG = RunConfig(
     rollout=RolloutConfig(engines=4),
     cluster=ClusterConfig(device="cpu"),
 )
-RULES = Rules(worker_restarts=3, trainer_restarts=1, steps=10)
+RULES = Rules(worker_restarts=3, trainer_restarts=1, steps=10, save_s=480.0)
 OK, KILLED = Exit(code=0, description="ended"), Exit(code=-9, description="was killed")
 
 

@@ -32,7 +32,7 @@ def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0
 
 
 def life_of(processes: list[ProcessSpec], *, restarts: int = 5, closing_s: float = 5.0, trainer_restarts: int = 0) -> Lifecycle:
-    rules = Rules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, closing_s=closing_s)
+    rules = Rules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, save_s=480.0, closing_s=closing_s)
     return Lifecycle(lambda lost: processes, rules)
 
 

@@ -13,7 +13,7 @@ from launch.processes.lifecycle import Exit, Lifecycle, Outcome, Rules
 from launch.processes.supervise import END_SIGNALS, Exited, Interrupted, NodeLost, Signals, supervise
 
 STEPS = 7
-RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS)
+RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS, save_s=480.0)
 
 
 class Backend:

@@ -47,6 +47,7 @@ def scenario(*, steps: int = 6, staleness: int = 2, window: int = 0, segment_tok
             window=window,
             segment_tokens=segment_tokens,
             max_completion_tokens=256,
+            max_drops_per_step=4096,
             total_steps=steps,
         ),
         engine_groups=(EngineGroup(engines=3, gpus_per_engine=4, concurrency=6, speeds=engine_speeds(6)),),
