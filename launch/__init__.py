@@ -1,1 +1,1 @@
-"""Where a run runs: placement, the processes of one machine, what they print, and what a run left behind."""
+"""Launches runs: checks and placement before the start, processes and recovery while a run lives, reports and planning."""

@@ -55,8 +55,7 @@ def check_single_node(config: RunConfig) -> None:
 
 
 def nodes_at_hand(config: RunConfig) -> list[Node]:
-    """The nodes of the Slurm job that this process is in, if the run needs Slurm; else the planned nodes. Raises ConfigError,
-    SlurmError."""
+    """The nodes of this Slurm job, if the run needs one, and otherwise the planned nodes. Raises ConfigError, SlurmError."""
     if config.cluster.kind == "local":
         check_single_node(config)
     if config.cluster.kind == "slurm" and in_batch_job():

@@ -28,6 +28,7 @@ from launch.report.run_report import write_report
 from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
 from launch.slurm.job import SlurmError, SlurmJob, requeue
+from rollout.checkpoint_files import complete
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 
@@ -189,9 +190,8 @@ def rules(config: RunConfig) -> Rules:
 
 
 def newest_checkpoint(run_dir: Path) -> int:
-    """The version of the newest complete checkpoint, read from the folders' names; 0 if there is none."""
-    versions = [path.name.removeprefix("version-") for path in (run_dir / CHECKPOINTS).glob("version-*")]
-    return max((int(version) for version in versions if version.isdigit()), default=0)
+    """The version of the newest complete checkpoint; 0 if there is none."""
+    return max((version for version, _ in complete(run_dir / CHECKPOINTS)), default=0)
 
 
 def dry_run(config: RunConfig, out: TextIO) -> None:

@@ -1,1 +1,1 @@
-"""The processes of a run: started, watched, restarted and ended."""
+"""The processes of a run: how they start, restart and end."""

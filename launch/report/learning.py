@@ -20,9 +20,10 @@ def why_nothing_is_learned(lines: Sequence[Metrics]) -> str:
     """Says what the rewards of these steps were, and the most frequent reasons of the judges."""
     reasons: Counter[str] = Counter()
     for line in lines:
-        reasons.update(line.get("verdict_reasons") or {})
-    rewards = sorted({line["reward/mean"] for line in lines if line.get("reward/mean") is not None})
-    mean = f" (mean {rewards[0]:.3g} to {rewards[-1]:.3g})" if rewards else ""
+        counts = line.get("verdict_reasons")
+        reasons.update(counts if isinstance(counts, dict) else {})
+    rewards = [line["reward/mean"] for line in lines if isinstance(line.get("reward/mean"), int | float)]
+    mean = f" (mean {min(rewards):.3g} to {max(rewards):.3g})" if rewards else ""
     most = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(MOST_REASONS))
     return (
         f"in {len(lines)} steps all completions of each prompt got the same reward{mean}, so nothing was learned from them"

@@ -1,1 +1,1 @@
-"""A run on the nodes of one Slurm job. host.py turns the launcher's decisions into steps; the rest asks and tells Slurm."""
+"""A run on the nodes of one Slurm job. backend.py turns the lifecycle's actions into steps; the other files ask Slurm."""
