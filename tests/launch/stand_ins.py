@@ -1,7 +1,7 @@
-"""Stand-ins for what a launch needs: a model and problems that nobody reads, and the processes of a run.
+"""Stand-ins for what a launch needs: a model and problems that no process reads, and the processes of a run.
 
-`python -P` keeps the working directory off the launcher's own path, so that it is the real one, while the processes that it
-starts from there find the stand-ins first.
+`python -P` keeps the working folder off the launcher's own path, so the launcher is the real one. The processes that it starts
+there find the stand-ins first.
 """
 
 import json

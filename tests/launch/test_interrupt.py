@@ -85,8 +85,8 @@ def test_second_ctrl_c_ends_everything_at_once(tmp_path: Path, pause_s: float) -
     with deaf_run(tmp_path, "twice") as (launcher, members):
         asked = time.monotonic()
         os.killpg(launcher.pid, signal.SIGINT)
-        time.sleep(max(pause_s, 0.02))  # two equal signals that are both pending are one
+        time.sleep(max(pause_s, 0.02))  # two equal pending signals count as one
         os.killpg(launcher.pid, signal.SIGINT)
         assert launcher.wait(timeout=60) == 130
-        assert time.monotonic() - asked < GRACE_S  # nobody was waited for
+        assert time.monotonic() - asked < GRACE_S  # nothing was waited for
         assert left(members) == []

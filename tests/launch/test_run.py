@@ -1,7 +1,6 @@
-"""Whole runs through the command line, with stand-ins for the processes: what they write is theirs, the rest is the launcher's.
+"""Whole runs through the command line. The launcher is the real one; the processes of the run are stand-ins.
 
-`python -P` keeps the working directory off the launcher's own path, so that it is the real one, while the processes that it
-starts from there find the stand-ins first.
+`python -P` keeps the working folder off the launcher's own path. The processes that it starts there find the stand-ins first.
 """
 
 import shlex

@@ -33,7 +33,7 @@ while not (run / "go").exists():
     time.sleep(0.05)
 """
 LONG_S = 120.0
-LISTENERS = 3  # the queue server and two engines; beside them torchrun's stores
+LISTENERS = 3  # the queue server and two engines; torchrun's stores come on top
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def test_after_losses_the_trainer_is_complete_and_processes_that_keep_their_node
     fleet = sum(p.role == "rollout" for p in after)
     assert fleet == min(
         engines, len(nodes) - len(names & {n.name for n in nodes}) - pp
-    )  # no living node is idle while a place is empty
+    )  # no living node is idle while a share has no node
 
 
 def test_spare_takes_over_before_a_rollout_node_must() -> None:

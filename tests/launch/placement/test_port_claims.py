@@ -62,7 +62,7 @@ def test_fixed_ports_that_another_run_has_claimed_are_refused() -> None:
 
 def test_claim_that_fails_claims_no_port() -> None:
     with PortClaims() as one, PortClaims() as two, PortClaims() as three:
-        base = choose(f"nothing-{os.getpid()}", config(60), one)[0]  # a place where nobody else is
+        base = choose(f"nothing-{os.getpid()}", config(60), one)[0]  # a port that no other process uses
         one.__exit__(None, None, None)
         assert one.take(range(base + SLOT_PORTS, base + SLOT_PORTS + 1))
         assert not two.take(range(base, base + 2 * SLOT_PORTS))

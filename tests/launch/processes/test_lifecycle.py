@@ -202,7 +202,7 @@ def test_lost_trainer_node_stops_the_whole_trainer_and_a_spare_takes_its_place()
     world.loses("n1")
     assert world.stopping == {"trainer-0"}
     world.ticks()
-    assert "trainer-1" not in world.running  # its other half still runs
+    assert "trainer-1" not in world.running  # the other trainer process still runs
     world.what_is_to_stop_ends()
     world.ticks()
     assert world.nodes_of("trainer") == ["n0", "n4"]
@@ -240,7 +240,7 @@ def test_trainer_failure_is_final_only_after_a_heartbeat_of_every_node() -> None
     world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
     world.what_is_to_stop_ends()
     world.do(world.life.tick(11.0, heartbeat_s=9.0))
-    assert world.end is None  # its neighbour's node may be gone
+    assert world.end is None  # the node of the other trainer process may be lost
     world.loses("n1")
     world.ticks()
     assert world.end is None
@@ -297,7 +297,7 @@ def test_run_that_is_asked_to_save_ends_when_the_trainer_has_saved(version: int,
     world.do(world.life.save(world.now))
     assert world.told == ["trainer-0", "trainer-1"]
     world.ticks(11.0)
-    assert len(world.told) == 4  # one that was only just starting did not hear it
+    assert len(world.told) == 4  # a process that was only starting missed it
     world.life.checkpointed(version)
     world.ends("trainer-0", OK)
     world.ends("trainer-1", OK)
@@ -348,7 +348,7 @@ def test_request_to_save_does_not_hide_that_the_run_failed(code: int, heard: boo
     if heard:
         world.what_is_to_stop_ends()
         world.ticks()
-    else:  # nobody can say whether a node was the reason, and time is up
+    else:  # it is not known whether a node was the reason, and the time is over
         world.do(world.life.tick(world.now + RULES.save_s + 1, world.heard_s - 1))
     assert world.end is not None and world.end.outcome is Outcome.FAILED
 

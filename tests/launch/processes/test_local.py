@@ -206,7 +206,7 @@ def start_launcher(log_dir: Path, processes: str, count: int, grace_s: float = 6
     if not eventually(lambda: len(running()) >= count, timeout_s=30):
         launcher.kill()
         raise AssertionError(f"only {running()} came up")
-    time.sleep(0.5)  # for the fakes to install their handlers
+    time.sleep(0.5)  # until the stand-ins have installed their signal handlers
     return launcher, running()
 
 
@@ -215,7 +215,7 @@ def test_interrupt_ends_within_ten_seconds_even_processes_that_ignore_signals(tm
     started = time.monotonic()
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=10) == 130
-    assert time.monotonic() - started > 1.9  # the deaf one had its time
+    assert time.monotonic() - started > 1.9  # the process that ignores signals had its time
     assert GRACE_S + 3 < 10
     assert not any(alive(pid) for pid in pids)
 

@@ -57,7 +57,7 @@ class Backend:
     [
         (STEPS - 1, lambda: None, Outcome.SAVED),
         (STEPS - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.INTERRUPTED),  # it must not be requeued
-        (STEPS, lambda: None, Outcome.DONE),  # the last checkpoint and the end came between two looks
+        (STEPS, lambda: None, Outcome.DONE),  # the last checkpoint and the exit came between two polls
         (STEPS, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.DONE),
     ],
 )

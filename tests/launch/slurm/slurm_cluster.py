@@ -82,7 +82,7 @@ class NoSlurm(RuntimeError):
 class SlurmCluster:
     folder: Path
     nodes: tuple[str, ...]
-    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name; a node's is its slurmd
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name; that of a node is its slurmd
 
     @property
     def env(self) -> dict[str, str]:
@@ -220,7 +220,7 @@ def install() -> None:
         raise NoSlurm(f"this test needs Slurm: run `{command}` as root, or leave such tests out by `-m 'not slurm'`")
     print(f"installing Slurm: {command}", file=sys.stderr)
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    # The packages would start the machine's own Slurm, which nobody asked for.
+    # The packages would also start a Slurm for this machine, which is not wanted.
     with _no_services():
         for step in (command, f"apt-get update && {command}"):
             done = subprocess.run(["bash", "-c", step], env=env, capture_output=True, text=True, timeout=240, check=False)
@@ -231,7 +231,7 @@ def install() -> None:
 
 @contextmanager
 def _no_services() -> Iterator[None]:
-    policy = Path("/usr/sbin/policy-rc.d")  # asked by Debian's packages before they start a service: 101 forbids it
+    policy = Path("/usr/sbin/policy-rc.d")  # Debian's packages ask it before they start a service; 101 means no
     if policy.exists():
         yield
         return
@@ -315,7 +315,7 @@ def _all_idle(cluster: SlurmCluster) -> bool:
 
 def _stop(cluster: SlurmCluster) -> None:
     """Ends all jobs, then the daemons, then what is left of any node."""
-    with suppress(subprocess.SubprocessError, AssertionError):  # what does not end so is killed below
+    with suppress(subprocess.SubprocessError, AssertionError):  # a process that does not end is killed below
         cluster.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
         until("the jobs end", lambda: not cluster.run("squeue", "-h").strip(), 15.0)
     left = [process for node in cluster.nodes for process in cluster.steps(node)]

@@ -1,11 +1,10 @@
-"""Stand-ins for what a run under Slurm starts: torchrun, trainer, fleet, queue server, judges. All else is real: the launcher,
-its placement, its steps, and Slurm.
+"""Stand-ins for what a run under Slurm starts: torchrun, trainer, fleet, queue server, judges. The launcher, its placement, its
+steps and Slurm are real.
 
-The trainer's nodes hold together as ranks in a collective do: a byte goes round at every step, and when one is gone the
-others fail. It keeps checkpoints and metrics like the real one, saves when it is told to, and writes down on which nodes
-it lives; while the file HOLD lies where the job was submitted it does all but the last step, so that a test finds the run
-going on however slow the machine is. Everybody listens on the ports that the placement gives them, and ends with 0 when the
-run is over.
+The nodes of the trainer depend on each other as ranks in a collective do: a byte goes round at every step, and when one node is
+gone the others fail. The trainer writes checkpoints and metrics like the real one, saves when it is asked to, and writes down on
+which nodes it runs. While the file HOLD is in the folder of the submission, it does all but the last step, so that a test finds
+the run alive on a slow machine too. Every process listens on its ports, and exits with 0 when the run is over.
 """
 
 import os
@@ -104,7 +103,7 @@ step = version()
 while step < steps and signal.SIGUSR1 not in signal.sigpending():
     time.sleep(0.2)
     held = step == steps - 1 and pathlib.Path("hold").exists()
-    say(peers, b"s")  # after the look: what died before the test let go is missed in the last step
+    say(peers, b"s")  # afterwards, so that a process that died before is missed in the last step
     if held:
         continue
     step += 1
@@ -131,7 +130,7 @@ def write_stand_ins(folder: Path) -> list[str]:
         path.write_text(source)
         for package in path.relative_to(folder / "modules").parents[:-1]:
             (folder / "modules" / package / "__init__.py").touch()
-    python = folder / "python"  # as another environment would be: one that has the stand-ins
+    python = folder / "python"  # another environment, which has the stand-ins
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/modules exec {sys.executable} -P "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     write_model(folder / "model")

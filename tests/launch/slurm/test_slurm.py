@@ -21,7 +21,7 @@ from tests.launch.slurm.slurm_stand_ins import HOLD, PROJECT, environment, write
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 STEPS = 20
-DEADLINE_S = 240.0  # of whatever is waited for; many times what it takes, since a machine may be slow
+DEADLINE_S = 240.0  # for everything that a test waits for; far more than needed, since a machine may be slow
 LOOK_S = 0.3
 
 
@@ -174,7 +174,7 @@ def test_trainer_takes_a_rollout_node_when_its_own_dies_silently_and_there_is_no
     run.wait_for_step(8)
     mended.kill_node("n2", reported=False)
     run.wait_until("the trainer is on n4", lambda: run.lines("trainer") == ["n1 n2", "n1 n4"])
-    mended.report_down("n2")  # Slurm would wait for its word before it calls the job completed
+    mended.report_down("n2")  # Slurm waits for it before it calls the job completed
     run.release()
     run.complete()
     assert sorted(run.lines("fleet")) == ["0 n3", "2 n4"]

@@ -227,7 +227,7 @@ def test_time_in_which_the_whole_job_was_suspended_counts_for_no_node(tmp_path: 
         for name in ("suspended", "dead"):
             (tmp_path / name).touch()
         time.sleep(0.5)
-        look()  # what they had said
+        look()  # their output so far
         suspended_s = 3600.0
         resumed_s = time.monotonic() + suspended_s
         assert look() == {}
