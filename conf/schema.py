@@ -367,7 +367,7 @@ class PlanConfig:
     storage_gb_s: float = number(20.0, "Bandwidth of the shared storage for all nodes together", above=0)
     node_mtbf_days: float = number(20.0, "Mean time between failures of one node", above=0)
     restart_s: float = number(
-        600.0, "Time from a lost trainer node until training goes on, without the steps that are repeated", above=0
+        600.0, "Time from a lost trainer node until training continues, without the steps that are repeated", above=0
     )
     staleness_limit: int = number(
         4, "Largest staleness that the search tries; published runs learned as well up to 4, and less well at 8", at_least=1
@@ -388,7 +388,7 @@ class RunConfig:
 
     name: str = text("run", 'Name of the run\'s folder. "": experiment, date and time')
     output: str = text("outputs", "The run's folder is output/name")
-    resume: str = text("", "Folder of a run that goes on from its last checkpoint")
+    resume: str = text("", "Folder of a run to resume from its last checkpoint")
     dry_run: bool = flag(False, "Shows placement, configuration and costs, and starts nothing")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -125,14 +125,14 @@ def keep(config: RunConfig, run_dir: Path) -> dict[str, str]:
 
 
 def changes(config: RunConfig, run_dir: Path) -> Iterator[str]:
-    """For a run that goes on: a line for each module that is no longer what the run was begun with."""
+    """For a resumed run: one line for each module that has changed."""
     for one in named(config):
         source, here = find(one.name, run_dir, setting=one.setting), _source(Path.cwd(), _top(one.name))
         said = f"{one.setting}={one.name}"
         if config.user_code.get(one.name, digest := _digest(source)) != digest:
-            yield f"{said}: {source} has changed since the run last started; the run goes on with it as it is now"
+            yield f"{said}: {source} has changed since the run last started; the changed code is used"
         elif here and _digest(here) != digest:
-            yield f"{said}: the run goes on with its own copy, {source}, and {here} differs: copy it there to use it"
+            yield f"{said}: {here} differs from the run's own copy, {source}, which is used; to change the run, replace the copy"
 
 
 def _source(folder: Path, top: str) -> Path | None:

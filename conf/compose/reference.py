@@ -2,7 +2,7 @@
 
     python -m conf.compose.reference [FILE]        FILE is docs/settings.md; without it the page is printed
 
-A setting's meaning and the values that it takes stand in the schema alone.
+The meaning of a setting and the values that it takes are read from the schema.
 """
 
 import sys

@@ -102,10 +102,10 @@ def test_a_resume_says_which_code_changed_and_which_it_uses(working_folder: Path
     assert list(changes(read_run(run), run)) == []
     (working_folder / "copied.py").write_text("def f(): return 2")
     (said,) = changes(read_run(run), run)
-    assert "goes on with its own copy" in said and str(working_folder / "copied.py") in said
+    assert "differs from the run's own copy" in said and str(working_folder / "copied.py") in said
     (run / "user_code/copied.py").write_text("def f(): return 3")
     (said,) = changes(read_run(run), run)
-    assert "has changed since the run last started; the run goes on with it as it is now" in said
+    assert "has changed since the run last started; the changed code is used" in said
     write_run(stored := read_run(run), run)
     (working_folder / "copied.py").unlink()
     assert list(changes(stored, run)) == []
