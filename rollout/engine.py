@@ -4,7 +4,8 @@ The server runs unmodified, in a process group of its own whose leader is a guar
 group outlives the server, the worker that started it, or `stop()`. The server starts without reading weights
 (`load_format="dummy"`) and gets its first ones from the trainer; until then it says version `UNPUSHED`.
 
-On CPU the packages of `cpu_engine/` stand in for what SGLang imports but does not need there, and its processes are forked.
+SGLang is started by `patched/sglang_server.py`. On CPU the packages in `patched/cpu/` stand in for
+what it imports but does not need.
 """
 
 import asyncio
@@ -30,9 +31,8 @@ import zmq
 from rollout.engine_client import UNPUSHED, EngineClient, EngineError
 from rollout.guard import PARENT_VARIABLE, guarded
 
-CPU_STAND_INS = Path(__file__).resolve().parent / "cpu_engine"
-SGLANG = ("-m", "sglang.launch_server")
-SGLANG_FORKED = (str(CPU_STAND_INS / "forked_server.py"),)
+CPU_STAND_INS = Path(__file__).resolve().parent / "patched" / "cpu"
+SGLANG = ("-m", "rollout.patched.sglang_server")
 POLL_S = 0.2
 GONE_S = 3.0  # for the last start's server to leave its port
 SCRATCH_PREFIX = f"engine-{socket.gethostname()[:20]}-"
@@ -126,8 +126,7 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
         flags.append(f"--max-running-requests={settings.max_running_requests}")
     if settings.seed is not None:
         flags.append(f"--random-seed={settings.seed}")
-    launcher = settings.launcher or (SGLANG_FORKED if settings.device == "cpu" else SGLANG)
-    return [settings.python, *launcher, "--config", str(secrets_file), *flags, *settings.extra_args]
+    return [settings.python, *(settings.launcher or SGLANG), "--config", str(secrets_file), *flags, *settings.extra_args]
 
 
 def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:

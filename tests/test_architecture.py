@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "rollout.engine_client",
         "rollout.ledger.records",
         "rollout.ledger.wire",
+        "rollout.patched.tcp_store",
         "rollout.queue",
     ),
     "trainer.replay": ("conf", "rollout.checkpoint_files", "rollout.ledger"),  # no queue server runs that it could ask
@@ -47,7 +48,7 @@ MAY_IMPORT = {
 }
 # Foreign package -> where it may be imported: folders and files.
 FOREIGN = {
-    "torch": ("trainer/", "rollout/cpu_engine/"),
+    "torch": ("trainer/", "rollout/patched/"),
     "megatron": ("trainer/",),
     "sglang": (),
     "hydra": ("conf/", "launch/plan/one_node.py", "__main__.py"),
@@ -112,7 +113,7 @@ def test_the_five_folders_do_not_import_one_another_in_a_circle() -> None:
     assert in_a_circle(arrows) == []
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES if "cpu_engine" not in path.parts}), ids=name_of)
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES if "cpu" not in path.parts}), ids=name_of)
 def test_what_lies_in_a_folder_does_not_import_in_a_circle(folder: Path) -> None:
     """Its files and its subfolders, each subfolder taken as one."""
     package = module_of(folder)
@@ -175,7 +176,7 @@ def test_nobody_is_killed_by_name() -> None:
 
 
 def test_every_file_says_what_it_owns() -> None:
-    assert [name_of(path) for path in SOURCES if not ast.get_docstring(tree(path)) and "cpu_engine" not in path.parts] == []
+    assert [name_of(path) for path in SOURCES if not ast.get_docstring(tree(path)) and "cpu" not in path.parts] == []
 
 
 def test_folders_have_no_drawer_for_everything() -> None:

@@ -18,7 +18,7 @@ ACCOUNT = (
     "admitted_groups", "steps_taken", "trained_tokens", "waiting_tokens", "eval_tokens", "dropped_groups", "dropped_tokens",
     "lost_tokens",
 )  # fmt: skip
-"""Of the ledger's figures those that a checkpoint keeps: a new ledger could begin with them (`rollout/new_ledger.py`)."""
+"""Of the ledger's figures those that a checkpoint keeps: a new ledger could begin with them (`rollout/ledger/new_ledger.py`)."""
 
 log = logging.getLogger("trainer")
 
@@ -125,7 +125,7 @@ class Feed:
                 raise QueueError(
                     f"the ledger has {name}={ledger[name]}, but had {least} when the checkpoint of version {self.version} was "
                     "made: it is not this run's, or an older copy. Bring the ledger.db back that belongs to the checkpoint, or "
-                    "begin a new one from there: python -m rollout.new_ledger says what that loses"
+                    "begin a new one from there: python -m rollout.ledger.new_ledger says what that loses"
                 )
         self._queue.rewind(self.version)
         return True

@@ -172,7 +172,7 @@ def start_ranks(replay: Replay, arguments: Sequence[str]) -> None:
     trainer = replay.config().trainer
     plan(replay)
     ranks = layout_of(trainer).ranks_per_replica * trainer.dp
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    torchrun = [sys.executable, "-m", "rollout.patched.torchrun", "--standalone", "--nproc-per-node", str(ranks)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning")
     sys.stdout.flush()

@@ -200,12 +200,12 @@ class _Context:
         env["PYTHONWARNINGS"] = "ignore::UserWarning,ignore::FutureWarning,ignore::DeprecationWarning"
         if not self.has_gpus:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-            if self.single_node:
-                env["GLOO_SOCKET_IFNAME"] = "lo"
         else:
             # The value must be the same in trainer and engines, and SGLang's default is 0.
             share = [node.visible[gpu] if node.visible else str(gpu) for gpu in share_gpus]
             env |= {"CUDA_VISIBLE_DEVICES": ",".join(share), "NCCL_CUMEM_ENABLE": "0"}
+        if self.single_node:  # nobody on another machine has any business with these ports
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         return env
 
     def torchrun(self, python: str, module: str, ranks: int, rendezvous: Sequence[str]) -> list[str]:
@@ -215,7 +215,7 @@ class _Context:
         Without the `--` torchrun would read the worker's `--run` as its own option.
         """
         return [
-            python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *rendezvous,
+            python, "-m", "rollout.patched.torchrun", "--nproc-per-node", str(ranks), *rendezvous,
             "--max-restarts", "0", "--no-python", "--", *guarded([python, "-m", module], python=python),
         ]  # fmt: skip
 

@@ -18,7 +18,7 @@ class DropKind(StrEnum):
     NO_SIGNAL = "no_signal"  # all rewards equal
     BAD_PROMPT = "bad_prompt"  # the engine refuses it
     UNRUNNABLE = "unrunnable"  # its task cannot be graded
-    LEDGER_LOST = "ledger_lost"  # the ledger that knew of it was damaged (`rollout/new_ledger.py`)
+    LEDGER_LOST = "ledger_lost"  # the ledger that knew of it was damaged (`rollout/ledger/new_ledger.py`)
 
 
 class LostKind(StrEnum):

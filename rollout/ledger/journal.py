@@ -266,7 +266,7 @@ class Journal:
 
     @property
     def _new_ledger(self) -> str:
-        return f"python -m rollout.new_ledger --run {self.path.parent}"
+        return f"python -m rollout.ledger.new_ledger --run {self.path.parent}"
 
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(

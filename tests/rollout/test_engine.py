@@ -279,17 +279,43 @@ def test_user_that_the_machine_has_no_name_for_has_an_environment(
     assert environment(settings(), tmp_path)["TMPDIR"] == str(tmp_path)
 
 
-def test_the_servers_processes_are_forked_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
-    on_cpu = command_line(replace(settings(), launcher=()), tmp_path / "secrets.yaml")
-    on_gpu = command_line(replace(settings(device="cuda"), launcher=()), tmp_path / "secrets.yaml")
-    assert on_cpu[1].endswith("forked_server.py")
-    assert on_gpu[1:3] == ["-m", "sglang.launch_server"]
+SERVER = """
+import multiprocessing
+from sglang.child import say
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn", force=True)
+    child = multiprocessing.Process(target=say)
+    child.start()
+    child.join()
+"""
+CHILD = """
+import multiprocessing, sys
+from torch.distributed import TCPStore
+
+def say():
+    print(multiprocessing.get_start_method(), TCPStore.__init__.__module__, sys.argv[1:], flush=True)
+"""
+
+
+@pytest.mark.parametrize(("device", "method"), [("cpu", "fork"), ("cuda", "spawn")])
+def test_every_process_of_sglangs_server_has_the_mended_store_and_is_forked_on_cpu_only(
+    settings: Callable[..., EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, method: str
+) -> None:
+    (tmp_path / "sglang").mkdir()
+    for name, source in (("__init__", ""), ("launch_server", SERVER), ("child", CHILD)):
+        (tmp_path / "sglang" / f"{name}.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    server = replace(settings(device=device), launcher=())
+    command = command_line(server, tmp_path / "secrets.yaml")
+    said = subprocess.run(command, env=environment(server, tmp_path), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"{method} rollout.patched.tcp_store ['--config',")
 
 
 def test_stand_ins_are_on_the_path_on_cpu_only(settings: Callable[..., EngineSettings], tmp_path: Path) -> None:
-    assert "cpu_engine" in environment(settings(device="cpu"), tmp_path)["PYTHONPATH"]
+    assert "patched/cpu" in environment(settings(device="cpu"), tmp_path)["PYTHONPATH"]
     on_gpu = environment(settings(device="cuda"), tmp_path)
-    assert "cpu_engine" not in on_gpu.get("PYTHONPATH", "")
+    assert "patched/cpu" not in on_gpu.get("PYTHONPATH", "")
     assert "SGLANG_USE_CPU_ENGINE" not in on_gpu
 
 

@@ -27,6 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _set_pg_timeout, _world
 
+from rollout.patched.tcp_store import listen
+
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -88,7 +90,10 @@ def join(
     ends_s, timeout = time.monotonic() + timeout_s, timedelta(seconds=timeout_s)
     try:
         # Not through torch's rendezvous: under torchrun that would look for the store of torchrun's own agent.
-        store = dist.TCPStore(master_address, master_port, world_size, is_master=rank == 0, timeout=timeout)
+        listener = listen(master_address, master_port) if rank == 0 else None
+        store = dist.TCPStore(
+            master_address, master_port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener
+        )
         left_s = max(ends_s - time.monotonic(), 1.0)
         with _independent():
             group, _ = _new_process_group_helper(

@@ -121,7 +121,7 @@ if step == steps:
 def write_stand_ins(folder: Path) -> list[str]:
     """Writes everything that a run needs into a folder; the overrides that have it used, from there."""
     modules = {
-        "torch/distributed/run.py": TORCHRUN, "rollout/queue/__main__.py": QUEUE, "rollout/__main__.py": ROLLOUT,
+        "rollout/patched/torchrun.py": TORCHRUN, "rollout/queue/__main__.py": QUEUE, "rollout/__main__.py": ROLLOUT,
         "reward/__main__.py": JUDGE, "trainer/__main__.py": TRAINER, "stand_in.py": COMMON,
     }  # fmt: skip
     for name, source in modules.items():

@@ -186,7 +186,7 @@ def test_run_whose_ledger_was_damaged_goes_on_to_its_end_in_the_way_that_the_ser
     served.start()
     _, said = served.process.communicate(timeout=WAIT_S)
     assert served.process.returncode == 2 and "is damaged" in said
-    _, *words = said[said.index("python -m rollout.new_ledger") :].split()
+    _, *words = said[said.index("python -m rollout.ledger.new_ledger") :].split()
     mended = subprocess.check_output([sys.executable, *words], cwd=REPOSITORY, text=True, timeout=WAIT_S)
     assert "begins anew at version 1" in mended
     served.start()

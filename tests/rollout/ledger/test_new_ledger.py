@@ -11,7 +11,7 @@ from rollout.checkpoint_files import write_sums
 from rollout.ledger.changes import DropKind
 from rollout.ledger.journal import Journal, JournalDamaged, JournalError
 from rollout.ledger.ledger import Ledger
-from rollout.new_ledger import NewLedgerError, newest_checkpoint, renew
+from rollout.ledger.new_ledger import NewLedgerError, newest_checkpoint, renew
 from tests.rollout.builders import prompt, rules, segment, verdict
 
 GROUPS = rules().groups_per_step
@@ -75,7 +75,10 @@ def test_a_run_goes_on_from_its_checkpoint_and_what_is_lost_is_counted(story: St
     lost = account["admitted_groups"] - 2 * GROUPS
     assert lost > 0 and account["waiting_tokens"] > 0
     story.damage()
-    with pytest.raises(JournalDamaged, match=f"rollout.new_ledger --run {run}"), Journal(story.path, story.rules) as journal:
+    with (
+        pytest.raises(JournalDamaged, match=f"rollout.ledger.new_ledger --run {run}"),
+        Journal(story.path, story.rules) as journal,
+    ):
         list(journal.read())
     said = renew(run, story.rules)
     assert f"Lost are {lost} groups" in said and f"{account['waiting_tokens']} tokens" in said
@@ -114,7 +117,7 @@ def test_a_ledger_that_lacks_what_the_checkpoint_knows_is_replaced(story: Story,
     if was == "of another format":
         with closing(sqlite3.connect(story.path)) as db, db:
             db.execute("UPDATE meta SET value = 'kestrel-ledger-0' WHERE key = 'format'")
-        with pytest.raises(JournalError, match=r"'kestrel-ledger-0'.*rollout.new_ledger"):
+        with pytest.raises(JournalError, match=r"'kestrel-ledger-0'.*rollout.ledger.new_ledger"):
             Journal(story.path, story.rules)
     else:
         story.path.unlink()

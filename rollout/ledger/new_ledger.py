@@ -1,6 +1,6 @@
 """A new ledger for a run whose own is damaged, gone, or older than its newest checkpoint; and what that costs.
 
-    python -m rollout.new_ledger --run outputs/x        # then go on as usual: make run resume=outputs/x
+    python -m rollout.ledger.new_ledger --run outputs/x        # then go on as usual: make run resume=outputs/x
 
 It stands where the checkpoint does. Groups that had been admitted by then and were not trained on are counted as dropped
 (`ledger_lost`), with the tokens that were recorded of them; what came after the checkpoint is done again. No prompt that the
@@ -127,7 +127,7 @@ def _put_aside(path: Path) -> Path | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="rollout.new_ledger", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="rollout.ledger.new_ledger", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     options = parser.parse_args(arguments)
     try:
