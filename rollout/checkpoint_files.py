@@ -1,7 +1,8 @@
 """The checkpoints in a run's folder: which there are, and whether their files are as they were written.
 
 A checkpoint is a folder `version-<n>`. Its file SHA256SUMS holds the digest of every other file, in the format of `sha256sum`,
-so that `sha256sum --check SHA256SUMS` finds the same. The trainer writes both; the doctor and `rollout.ledger.new_ledger` only look.
+so that `sha256sum --check SHA256SUMS` finds the same. The trainer writes
+both; the doctor and `rollout.ledger.new_ledger` only look.
 """
 
 import hashlib
