@@ -1,4 +1,4 @@
-"""What the plan comes to, before the tables that say why: how long the run takes, how the GPUs are split, what limits a step."""
+"""The plan's result: how long the run takes, how the GPUs are split, and what limits a step."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ def answer(study: Study) -> str:
     said = f"{study.model.name} on {cluster.gpus} GPUs: {work.steps} steps take {hours}; the target is {work.target_hours:g} h."
     sandboxed = work.completions * work.sandbox_s
     rows = [
-        row("with failures", lambda p: f"{p.hours:.1f} h"),
-        row("without", lambda p: f"{p.workload.steps * p.step_s / 3600:.1f} h"),
-        row("a step", lambda p: f"{p.step_s:.1f} s"),
+        row("run, with failures", lambda p: f"{p.hours:.1f} h"),
+        row("run, without", lambda p: f"{p.workload.steps * p.step_s / 3600:.1f} h"),
+        row("one step", lambda p: f"{p.step_s:.1f} s"),
         row("limited by", _limits),
         (f"fewest GPUs for {work.target_hours:g} h", *(_size(search) for search in study.searches.values())),
         row(f"{cluster.unit}, trainer + fleet", lambda p: p.split),
@@ -39,7 +39,7 @@ def answer(study: Study) -> str:
 
 
 def _limits(plan: Plan) -> str:
-    """What makes the step so long, and what would if that were mended."""
+    """What limits the step, and what would limit it next."""
     first, *others = sorted(plan.seconds, key=lambda what: -plan.seconds[what])
     return f"{first}; then {others[0]}, {plan.seconds[others[0]]:.1f} s" if others else first
 
@@ -53,6 +53,6 @@ def _size(search: Search) -> str:
 
 def _configured(study: Study) -> list[str]:
     if study.misfit:
-        return ["cannot be"] * len(study.searches)
+        return ["does not fit"] * len(study.searches)
     same = {name: str(plan) == str(study.best[name]) for name, plan in study.configured.items()}
-    return ["this" if same[name] else f"{plan.step_s:.1f} s, {plan.hours:.1f} h" for name, plan in study.configured.items()]
+    return ["this plan" if same[name] else f"{plan.step_s:.1f} s, {plan.hours:.1f} h" for name, plan in study.configured.items()]

@@ -53,19 +53,19 @@ def check_memory(fleet: FleetSetup, workload: PlannedWorkload, speed: Speed) -> 
 
 
 def sequences_that_fit(workload: PlannedWorkload, speed: Speed, tp: int) -> int:
-    """Running sequences that the cache holds at their mean context."""
+    """The number of running sequences that the cache holds at their mean context."""
     return max(0, int(speed.kv_tokens(tp) / workload.context_tokens))
 
 
 def running_sequences(workload: PlannedWorkload, speed: Speed, fleet: FleetSetup, max_staleness: int) -> float:
-    """In one engine: what is asked for, what its cache holds, and what the ledger admits."""
+    """Sequences running in one engine: the smallest of what is asked for, what its cache holds and what the ledger admits."""
     admitted = (max_staleness + 1) * workload.completions / fleet.engines
     return max(1.0, min(fleet.concurrency, sequences_that_fit(workload, speed, fleet.tp), admitted))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationCost:
-    """A fleet that is kept busy: as many running as there is room for, in all stages of their completion."""
+    """The cost of a busy fleet: its engines are full, with completions in all stages."""
 
     workload: PlannedWorkload
     speed: Speed
@@ -75,7 +75,7 @@ class GenerationCost:
 
     @cached_property
     def decode_parts_s(self) -> tuple[float, float, float]:
-        """Of a decode step: weights, KV cache, overheads."""
+        """Seconds of a decode step for weights, KV cache and overheads."""
         return self.speed.decode_parts_s(self.fleet.tp, self.running, self.workload.context_tokens)
 
     @cached_property
@@ -89,14 +89,14 @@ class GenerationCost:
 
     @property
     def retracted_tokens(self) -> float:
-        """In flight when the weights are pushed."""
+        """Tokens in flight when the weights are pushed."""
         return self.fleet.engines * self.running * self.workload.context_tokens
 
     @cached_property
     def gpu_s_by_part(self) -> dict[str, float]:
         tp, context = self.fleet.tp, self.workload.context_tokens
         weights_s, cache_s, overhead_s = self.decode_parts_s
-        again_s = self.speed.prefill_s(tp, context) / context  # a token of context that is prefilled again
+        again_s = self.speed.prefill_s(tp, context) / context  # per token of context that is prefilled again
         return {
             "decode: weights": self.decode_steps * weights_s * tp,
             "decode: KV cache": self.decode_steps * cache_s * tp,
@@ -111,12 +111,14 @@ class GenerationCost:
     def lines(self) -> tuple[CostLine, ...]:
         c, work = self.speed.constants, self.workload
         weights_s, cache_s, _ = self.decode_parts_s
+        prompt_ms = f"{self.prompt_s * 1e3:.0f} ms per prompt; no prompt is shared"
+        cache_ms = f"{cache_s * 1e3:.2f} ms per step"
         why = {
             "decode: weights": f"{weights_s * 1e3:.2f} ms x {count(self.decode_steps)} decode steps",
-            "decode: KV cache": f"{self.running:.0f} sequences x {work.context_tokens:.0f} tokens: {cache_s * 1e3:.2f} ms a step",
-            "decode: overheads": f"{c.decode_step_s * 1e3:.2f} ms a step and {c.sequence_s * 1e6:.0f} us a sequence",
-            "prefill: prompts": f"{count(work.prompt_tokens_a_step)} tokens, {self.prompt_s * 1e3:.0f} ms a prompt; none shared",
-            "prefill: resumed segments": f"{count(work.resumed_tokens)} tokens of cut completions, all on another engine",
+            "decode: KV cache": f"{self.running:.0f} sequences x {work.context_tokens:.0f} tokens: {cache_ms}",
+            "decode: overheads": f"{c.decode_step_s * 1e3:.2f} ms per step and {c.sequence_s * 1e6:.0f} us per sequence",
+            "prefill: prompts": f"{count(work.prompt_tokens_per_step)} tokens, {prompt_ms}",
+            "prefill: resumed segments": f"{count(work.resumed_tokens)} tokens of cut completions, each on another engine",
             "prefill: after the push": f"{count(self.retracted_tokens)} tokens in flight are retracted and prefilled again",
             "weight push": f"all engines pause for {self.push_s:.2f} s",
         }
@@ -136,12 +138,12 @@ class GenerationCost:
 
     @property
     def tpot_s(self) -> float:
-        """Between two tokens of one completion, all interruptions counted."""
+        """Time between two tokens of one completion, with all interruptions."""
         return self.step_s * self.running * self.fleet.engines / self.workload.generated_tokens
 
     @property
     def longest_s(self) -> float:
-        """Of a completion that reaches the cap."""
+        """Seconds that a completion of the longest length takes."""
         return self.prompt_s + self.workload.lengths.cap_tokens * self.tpot_s
 
     @property
@@ -150,8 +152,8 @@ class GenerationCost:
 
 
 def drained_s(workload: PlannedWorkload, speed: Speed, fleet: FleetSetup) -> float:
-    """A synchronous step's generation: all start together and the last one ends alone. What is more than an engine runs at once
-    goes before, at the full rate."""
+    """Generation of a synchronous step. All completions of a wave start together and the last one ends alone. Completions beyond
+    what an engine runs at once go before that wave, at the full rate."""
     share = workload.completions / fleet.engines
     room = max(1.0, min(fleet.concurrency, sequences_that_fit(workload, speed, fleet.tp)))
     wave = min(share, room)
@@ -160,7 +162,7 @@ def drained_s(workload: PlannedWorkload, speed: Speed, fleet: FleetSetup) -> flo
     stride, wave_s = workload.lengths.cap_tokens / SLICES, 0.0
     for at, longer in workload.lengths.survival:
         left = wave * longer
-        if left * fleet.engines < 0.5:  # none of the whole fleet is left
+        if left * fleet.engines < 0.5:  # the whole fleet has finished
             break
         wave_s += stride * speed.decode_step_s(fleet.tp, max(left, 1.0), workload.prompt_tokens + at)
     return prefill_s + bulk_s + wave_s

@@ -1,4 +1,4 @@
-"""What the planner is told: a model, a cluster, a workload. Records and their making from a run's configuration."""
+"""The planner's inputs: a model, a cluster and a workload, read from a run's configuration."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +20,10 @@ class Cluster:
     hbm_bytes_s: float
     flops: float  # dense bf16, peak of one GPU
     nvlink_bytes_s: float  # both directions together
-    network_bytes_s: float  # of one GPU's NIC, one direction
+    network_bytes_s: float  # per GPU's NIC, one direction
     storage_bytes_s: float  # the whole cluster
     node_mtbf_s: float
-    restart_s: float  # from a lost trainer node to training again, without the work that is done again
+    restart_s: float  # from a lost trainer node to training again, without the time of repeated steps
 
     @property
     def gpus(self) -> int:
@@ -31,13 +31,13 @@ class Cluster:
 
     @property
     def unit(self) -> str:
-        """What is split between trainer and fleet: whole nodes, or the GPUs of the only one."""
+        """The unit that is split between trainer and fleet: nodes, or the GPUs of a single node."""
         return "nodes" if self.nodes > 1 else "GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthDistribution:
-    """Completion lengths: lognormal, cut at the cap. The mean is that of the cut lengths."""
+    """Completion lengths: a lognormal distribution, cut at the cap. The mean is that of the cut lengths."""
 
     mean_tokens: float
     cap_tokens: int
@@ -51,13 +51,13 @@ class LengthDistribution:
             )
         if not 0 < self.sigma <= WIDEST_SIGMA:
             raise ConfigError(
-                f"plan.length_sigma={self.sigma:g}: the spread of the log of the length, above 0 and at most {WIDEST_SIGMA:g}; "
-                "1 means that the 99th percentile is ten medians"
+                f"plan.length_sigma={self.sigma:g}: the spread of the log of the length must be above 0 and at most "
+                f"{WIDEST_SIGMA:g}; 1 means that the 99th percentile is ten medians"
             )
 
     @cached_property
     def mu(self) -> float:
-        """Log of the median, such that the mean is as given."""
+        """The log of the median that gives this mean."""
         low, high = log(self.mean_tokens) - 20.0, log(self.cap_tokens) + 20.0
         for _ in range(80):
             middle = (low + high) / 2
@@ -87,7 +87,7 @@ class LengthDistribution:
         return tuple((at, self.longer_than(at)) for at in middles)
 
     def _moment(self, order: int, mu: float) -> float:
-        """Of the cut length: the lognormal's part below the cap, and the cap for what lies above."""
+        """A moment of the cut length: the lognormal's part below the cap, and the cap for everything above."""
         below = (log(self.cap_tokens) - mu) / self.sigma
         part = exp(order * mu + (order * self.sigma) ** 2 / 2) * _normal(below - order * self.sigma)
         return part + float(self.cap_tokens) ** order * (1.0 - _normal(below))
@@ -101,9 +101,9 @@ class PlannedWorkload:
     minibatches: int
     prompt_tokens: float
     lengths: LengthDistribution
-    reference: bool  # a KL penalty needs the reference's log-probs
+    reference: bool  # whether a KL penalty needs the reference's log-probs
     segment_tokens: int
-    sandbox_s: float  # CPU seconds of one completion's tests
+    sandbox_s: float  # CPU seconds for the tests of one completion
     sandbox_cores: int
     target_hours: float
 
@@ -116,28 +116,28 @@ class PlannedWorkload:
         return self.completions * self.lengths.mean_tokens
 
     @property
-    def prompt_tokens_a_step(self) -> float:
+    def prompt_tokens_per_step(self) -> float:
         return self.completions * self.prompt_tokens
 
     @property
     def trained_tokens(self) -> float:
-        """Prompts included: the forward pass needs them."""
-        return self.generated_tokens + self.prompt_tokens_a_step
+        """Prompts count too, because the forward pass needs them."""
+        return self.generated_tokens + self.prompt_tokens_per_step
 
     @property
     def mean_square_length(self) -> float:
-        """Of prompt and completion together; the prompt's own spread is neglected."""
+        """The mean square of prompt and completion together, without the spread of prompts."""
         lengths = self.lengths
         return self.prompt_tokens**2 + 2 * self.prompt_tokens * lengths.mean_tokens + lengths.mean_square
 
     @cached_property
     def context_tokens(self) -> float:
-        """Mean context that a running sequence attends to. Long completions run longer, so they count by their length."""
+        """The mean context of a running sequence. Long completions run longer, so each counts by its length."""
         return self.prompt_tokens + self.lengths.mean_square / (2 * self.lengths.mean_tokens)
 
     @cached_property
     def resumed_tokens(self) -> float:
-        """Context that is prefilled again, over a step, because completions are cut into segments and go on elsewhere."""
+        """Context tokens per step that are prefilled again because completions are cut into segments and go on elsewhere."""
         cuts = range(self.segment_tokens, self.lengths.cap_tokens, self.segment_tokens)
         return self.completions * sum(self.lengths.longer_than(cut) * (self.prompt_tokens + cut) for cut in cuts)
 
@@ -151,7 +151,7 @@ def _normal(x: float) -> float:
 
 
 def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload]:
-    """Raises ConfigError for what cannot be planned."""
+    """Raises ConfigError for a run that cannot be planned."""
     plan, algo = config.plan, config.algo
     cluster = Cluster(
         nodes=config.cluster.nodes, gpus_per_node=config.cluster.gpus_per_node or 8, gpu_bytes=plan.gpu_memory_gb * 1e9,
@@ -161,7 +161,7 @@ def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload
     )  # fmt: skip
     if plan.prompt_tokens > config.data.max_prompt_tokens:
         raise ConfigError(
-            f"plan.prompt_tokens={plan.prompt_tokens:g}: the mean cannot be above data.max_prompt_tokens="
+            f"plan.prompt_tokens={plan.prompt_tokens:g}: the mean prompt cannot be longer than data.max_prompt_tokens="
             f"{config.data.max_prompt_tokens}, the longest prompt"
         )
     lengths = LengthDistribution(

@@ -1,16 +1,16 @@
-"""How one node with GPUs is shared between trainer and engines: a pure function of what there is and of the model's size.
+"""Splits the GPUs of one node between trainer and engines, from the number of GPUs, their memory and the model's size.
 
-All GPUs are used, the trainer's share is the one nearest to half on which it fits, and a model is cut no finer than it must be:
-the fewest ranks that hold it, and as many copies as there are GPUs for. Activations are computed again where nothing else fits.
+All GPUs are used. The trainer takes the share nearest to half on which it fits. A model is cut over the fewest ranks that hold
+it, with as many copies as there are GPUs for. Activations are recomputed where nothing else fits.
 
-One GPU cannot be shared: NCCL takes one rank a GPU, and trainer and engine are ranks of one communicator at each push. There a
-run takes the CPU, which suits the debug model; what is larger needs a second GPU.
+Trainer and engine cannot share one GPU: both are ranks of one NCCL communicator at each push, and NCCL takes one rank per GPU.
+On a node with one GPU a run uses the CPU, which suits the debug model; a larger model needs a second GPU.
 
     python -m launch.plan.one_node [override …]
 
-prints the overrides that suit this node's GPUs, one per line; launch/debug.sh adds them to its command. Of a sweep
-(`-m trainer.lr=1e-5,1e-4`) it takes the first value of each setting. It prints nothing where a run goes by the experiment
-as it is: with fewer than two GPUs, and for a run that is resumed.
+prints the overrides for this node's GPUs, one per line; launch/debug.sh adds them to its command. Of a sweep
+(`-m trainer.lr=1e-5,1e-4`) it takes the first value of each setting. It prints nothing with fewer than two GPUs, and for a run
+that is resumed: then no override is needed.
 """
 
 import sys
@@ -28,7 +28,7 @@ from launch.plan.cost_lines import count, gb
 from launch.plan.model_costs import weight_bytes
 from launch.plan.training import USABLE, TrainerSetup, training_memory
 
-ENGINE_WEIGHTS = 0.6  # of a GPU at most; the rest is for the KV cache
+ENGINE_WEIGHTS = 0.6  # largest fraction of a GPU for weights; the KV cache takes the rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class NodeLayout:
 def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: int) -> NodeLayout:
     """Raises ConfigError when the model does not fit, or when there are fewer than two GPUs."""
     if gpus < 2:
-        raise ConfigError(f"{gpus} GPU: NCCL takes one rank a GPU, so trainer and engines need two, or cluster=cpu")
+        raise ConfigError(f"{gpus} GPU: NCCL takes one rank per GPU, so trainer and engines need two, or cluster=cpu")
     shares = sorted(range(1, gpus), key=lambda share: (abs(share - gpus / 2), share))
     for recompute in (False, True):
         for share in shares:
@@ -79,7 +79,7 @@ def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: i
 
 
 def _trainer(gpus: int, gpu_bytes: float, model: ModelShape, tokens: int, *, recompute: bool) -> TrainerSetup | None:
-    """The least cut that fits on exactly so many GPUs, by tensors before by layers."""
+    """The fewest ranks per copy that fit on exactly this number of GPUs; tensor parallelism is tried before pipelines."""
     for ranks, pp, tp in sorted((t * p, p, t) for t in _divisors(gpus) for p in _divisors(gpus // t)):
         layout = Layout(tp=tp, pp=pp)
         setup = TrainerSetup(layout=layout, dp=gpus // ranks, tokens_per_microbatch=tokens, recompute=recompute)
@@ -89,7 +89,7 @@ def _trainer(gpus: int, gpu_bytes: float, model: ModelShape, tokens: int, *, rec
 
 
 def _engine_tp(gpus: int, gpu_bytes: float, model: ModelShape) -> int | None:
-    """The fewest GPUs that hold an engine, of those that share out all."""
+    """The fewest GPUs that hold an engine, among the numbers that divide the fleet's GPUs."""
     room = ENGINE_WEIGHTS * gpu_bytes / weight_bytes(model)
     return next((tp for tp in _divisors(gpus) if tp in model.tensor_parallel_sizes and tp * room >= 1), None)
 
@@ -122,7 +122,7 @@ def main(words: list[str]) -> int:
 
 
 def one_job(words: list[str]) -> list[str]:
-    """The overrides of a sweep's first job; what a sweeper draws by itself, and what is for Hydra alone, is left out."""
+    """The overrides of a sweep's first job, without values that a sweeper draws and without Hydra's own settings."""
     if not set(words) & set(MULTIRUN):
         return words
     kept = [word for word in words if word not in MULTIRUN and not word.startswith(("hydra.", "hydra/"))]

@@ -1,4 +1,4 @@
-"""The plan as text, in sections; `SECTIONS` lists them by the name that `plan.show` takes."""
+"""The plan as text, in sections. `SECTIONS` lists them by the names that `plan.show` takes."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from launch.plan.training_points import published
 
 FIELD = DATA / "field.csv"
 FITTED = {
-    "decode_step_s": "of each decode step, whatever is in it",
-    "sequence_s": "of each running sequence",
-    "weight_fraction": "of HBM bandwidth, reading weights",
-    "kv_fraction": "of HBM bandwidth, reading the KV cache",
-    "prefill_fraction": "of peak compute, in prefill",
-    "exchange_fraction": "of one direction of NVLink, between TP ranks",
-    "engine_memory_fraction": "of a GPU, for weights and KV cache",
-    "prefill_share": "of a wave's prefill lands in the time per token",
-    "chunk_loss": "chunks of a wave that nobody sees while decoding",
-    "output_exponent": "longer outputs drift out of step",
-    "retraction": "slowing of a cache that is oversubscribed",
-    "train_fraction": "of peak compute, while a trainer's stage is busy",
+    "decode_step_s": "time of every decode step, whatever it holds",
+    "sequence_s": "time added per running sequence",
+    "weight_fraction": "fraction of HBM bandwidth while weights are read",
+    "kv_fraction": "fraction of HBM bandwidth while the KV cache is read",
+    "prefill_fraction": "fraction of peak FLOP/s in prefill",
+    "exchange_fraction": "fraction of one NVLink direction between TP ranks",
+    "engine_memory_fraction": "fraction of GPU memory for weights and KV cache",
+    "prefill_share": "fraction of prefill that adds to the time per token",
+    "chunk_loss": "prefill chunks that delay no decoding",
+    "output_exponent": "exponent by which that fraction grows with the output",
+    "retraction": "slowdown when the KV cache is oversubscribed",
+    "train_fraction": "fraction of peak FLOP/s while a pipeline stage computes",
 }
 UNITS = {"decode_step_s": "{:.5f} s", "sequence_s": "{:.7f} s"}
 DECODE_SEQUENCES = (32, 64, 128, 256, 512)
@@ -45,28 +45,28 @@ def inputs(study: Study) -> str:
         ("model", f"{model.name}: {count(model.parameters)} parameters, {gb(weight_bytes(model))} in bf16; "
                   f"{model.layers} layers"),
         ("KV cache", f"2 x {model.kv_heads} heads x {model.head_dim} x {model.layers} layers x 2 bytes = "
-                     f"{kv_bytes_per_token(model) / 1024:.0f} KiB a token"),
+                     f"{kv_bytes_per_token(model) / 1024:.0f} KiB per token"),
         ("cluster", f"{several(cluster.nodes, 'node')} x {cluster.gpus_per_node} GPUs = {cluster.gpus}: "
                     f"{cluster.gpu_bytes / 1e9:.0f} GB, {cluster.hbm_bytes_s / 1e12:.2f} TB/s, "
                     f"{cluster.flops / 1e12:.0f} TFLOP/s each"),
-        ("network", f"{cluster.network_bytes_s / 1e9:.0f} GB/s a GPU, NVLink {cluster.nvlink_bytes_s / 1e9:.0f} GB/s, storage "
-                    f"{cluster.storage_bytes_s / 1e9:.0f} GB/s in all"),
+        ("network", f"{cluster.network_bytes_s / 1e9:.0f} GB/s per GPU, NVLink {cluster.nvlink_bytes_s / 1e9:.0f} GB/s, storage "
+                    f"{cluster.storage_bytes_s / 1e9:.0f} GB/s in total"),
         ("one step", f"{work.groups} prompts x {work.completions_per_group} = {work.completions} completions, "
                      f"{work.minibatches} minibatches"),
-        ("tokens a step", f"{count(work.generated_tokens)} generated, {count(work.prompt_tokens_a_step)} of prompts, "
+        ("tokens per step", f"{count(work.generated_tokens)} generated, {count(work.prompt_tokens_per_step)} of prompts, "
                           f"{count(work.trained_tokens)} trained on"),
         ("completions", f"mean {lengths.mean_tokens:.0f} tokens, median {lengths.median_tokens:.0f}, "
                         f"{lengths.capped_fraction:.2%} reach {lengths.cap_tokens}: "
-                        f"{work.completions * lengths.capped_fraction:.0f} a step"),
-        ("context", f"{work.context_tokens:.0f} tokens for a running sequence: long ones run longer, so more than "
+                        f"{work.completions * lengths.capped_fraction:.0f} per step"),
+        ("context", f"{work.context_tokens:.0f} tokens per running sequence: long ones run longer, so more than "
                     f"{work.prompt_tokens:.0f} + {lengths.mean_tokens:.0f}/2 = {naive:.0f}"),
-        ("target", f"{work.steps} steps in {work.target_hours:.0f} h: {work.target_hours * 3600 / work.steps:.0f} s a step"),
+        ("target", f"{work.steps} steps in {work.target_hours:.0f} h: {work.target_hours * 3600 / work.steps:.0f} s per step"),
     ]  # fmt: skip
     return "\n".join(f"{name:<14} {text}" for name, text in rows)
 
 
 def estimate(study: Study) -> str:
-    """The sums that fit on the back of an envelope."""
+    """A short estimate with the stated fractions alone."""
     speed, work, model = study.searches[STATED].speed, study.workload, study.model
     rate = speed.cluster.flops * speed.constants.train_fraction
     forward = 2 * model.parameters * work.trained_tokens
@@ -76,19 +76,19 @@ def estimate(study: Study) -> str:
     step_s = speed.decode_step_s(4, 64, naive)
     tokens_s = 64 / step_s / 4
     decode_s = work.generated_tokens / tokens_s
-    prefill_s = 2 * model.parameters * work.prompt_tokens_a_step / (speed.cluster.flops * speed.constants.prefill_fraction)
+    prefill_s = 2 * model.parameters * work.prompt_tokens_per_step / (speed.cluster.flops * speed.constants.prefill_fraction)
     train_s = passes * forward / rate
     state = STATE_BYTES * model.parameters
     rows = [
         ("training", f"6 x {n} x {trained} = {3 * forward:.3g} FLOP", 3 * forward / rate),
         ("log-probs", f"{passes - 3} x 2 x {n} x {trained} = {(passes - 3) * forward:.3g} FLOP", (passes - 3) * forward / rate),
         ("trainer", f"at {rate / 1e12:.1f} TFLOP/s", train_s),
-        ("prefill", f"2 x {n} x {count(work.prompt_tokens_a_step)} FLOP", prefill_s),
-        ("decode", f"TP4, 64 sequences of {naive:.0f} tokens: {step_s * 1e3:.2f} ms a step, {tokens_s:.0f} tokens/s a GPU",
+        ("prefill", f"2 x {n} x {count(work.prompt_tokens_per_step)} FLOP", prefill_s),
+        ("decode", f"TP4, 64 sequences of {naive:.0f} tokens: {step_s * 1e3:.2f} ms per step, {tokens_s:.0f} tokens/s per GPU",
          decode_s),
-        ("fleet", "", prefill_s + decode_s),
+        ("fleet", "prefill and decode", prefill_s + decode_s),
         ("both", f"{train_s / (train_s + prefill_s + decode_s):.0%} of it training; over {study.cluster.gpus} GPUs "
-                 f"{(train_s + prefill_s + decode_s) / study.cluster.gpus:.0f} s a step", train_s + prefill_s + decode_s),
+                 f"{(train_s + prefill_s + decode_s) / study.cluster.gpus:.0f} s per step", train_s + prefill_s + decode_s),
     ]  # fmt: skip
     text = table(("stated", "arithmetic", "GPU-seconds"), [(n, w, f"{s:,.0f}") for n, w, s in rows], left=2)
     sandbox = work.completions * work.sandbox_s
@@ -107,7 +107,7 @@ def _lines(study: Study, lines: Callable[[Plan], Sequence[CostLine]], gpus: Call
     for name, plan in study.best.items():
         all_lines = lines(plan)
         rows = [(line.name, f"{line.gpu_s:,.0f}", f"{line.gpu_s / gpus(plan):.1f}", line.why) for line in all_lines]
-        rows.append(("all", f"{total(all_lines):,.0f}", f"{total(all_lines) / gpus(plan):.1f}", f"on {gpus(plan)} GPUs"))
+        rows.append(("total", f"{total(all_lines):,.0f}", f"{total(all_lines) / gpus(plan):.1f}", f"on {gpus(plan)} GPUs"))
         parts.append(table((f"{name}", "GPU-s", "s", "why"), rows))
     return "\n\n".join(parts)
 
@@ -131,7 +131,7 @@ def memory(study: Study) -> str:
     rows = []
     for part in ("weights", "gradients", "optimizer", "activations", "logits"):
         rows.append((f"trainer: {part}", *(gb(getattr(p.training.memory, part)) for p in plans.values())))
-    rows.append(("trainer: in all", *(gb(p.training.memory.bytes) for p in plans.values())))
+    rows.append(("trainer: total", *(gb(p.training.memory.bytes) for p in plans.values())))
     rows.append((f"usable, {USABLE:.0%}", *(gb(USABLE * study.cluster.gpu_bytes) for _ in plans)))
     for name, value in (
         ("engine: weights", lambda p: gb(weight_bytes(study.model) / p.generation.fleet.tp)),
@@ -141,7 +141,7 @@ def memory(study: Study) -> str:
         ("of which used", lambda p: f"{p.generation.running:.0f}"),
     ):
         rows.append((name, *(value(p) for p in plans.values())))
-    return table(("a GPU", *plans), rows)
+    return table(("per GPU", *plans), rows)
 
 
 def decode(study: Study) -> str:
@@ -156,12 +156,12 @@ def decode(study: Study) -> str:
                 for n in DECODE_SEQUENCES
             ]
             rows.append((f"TP{tp}", *cells, f"{max(0.0, speed.kv_tokens(tp)) / 1e3:,.0f}k"))
-        parts.append(table((f"{name}: ms a step", *(f"{n} seq" for n in DECODE_SEQUENCES), "KV tokens, 1 engine"), rows))
+        parts.append(table((f"{name}: ms per step", *(f"{n} seq" for n in DECODE_SEQUENCES), "KV tokens, 1 engine"), rows))
     return "\n\n".join(parts) + f"\n\nat {study.workload.context_tokens:.0f} tokens of context; * more than the cache holds"
 
 
 def latency(study: Study) -> str:
-    """How long a completion that reaches the cap takes, on the best split, by engine TP and concurrency."""
+    """The time of a completion that reaches the cap, on the best split, by engine TP and concurrency."""
     parts = []
     for name, search in study.searches.items():
         found = longest_by_concurrency(search, LATENCY_SEQUENCES)
@@ -256,27 +256,27 @@ def checkpoints(study: Study) -> str:
 
     rows = [
         row("state", lambda p: gb(p.reliability.state_bytes)),
-        row("to storage", lambda p: f"{p.reliability.write_s:.1f} s"),
-        row("a rank gathers", lambda p: gb(gathered_bytes(p.speed, p.training.setup))),
-        row("trainer stalls", lambda p: f"{p.reliability.stall_s:.1f} s"),
-        row("host memory, a trainer node", lambda p: gb(of_a_node(p))),
-        row("a node of the job fails every", lambda p: f"{p.reliability.job_mtbf_s / 3600:.1f} h"),
-        row("a node of the trainer", lambda p: f"{p.reliability.trainer_mtbf_s / 3600:.1f} h"),
-        row("failures in the run", lambda p: f"{p.reliability.failures:.1f}"),
-        row("of the trainer", lambda p: f"{p.reliability.trainer_failures:.1f}"),
+        row("written to storage in", lambda p: f"{p.reliability.write_s:.1f} s"),
+        row("gathered per rank", lambda p: gb(gathered_bytes(p.speed, p.training.setup))),
+        row("trainer stalls for", lambda p: f"{p.reliability.stall_s:.1f} s"),
+        row("host memory per trainer node", lambda p: gb(of_a_node(p))),
+        row("some node fails every", lambda p: f"{p.reliability.job_mtbf_s / 3600:.1f} h"),
+        row("some trainer node fails every", lambda p: f"{p.reliability.trainer_mtbf_s / 3600:.1f} h"),
+        row("node failures in the run", lambda p: f"{p.reliability.failures:.1f}"),
+        row("trainer nodes among them", lambda p: f"{p.reliability.trainer_failures:.1f}"),
         row("best interval, saving blocks", lambda p: f"{p.reliability.young_blocking_s:.0f} s"),
         row("best interval, asynchronous", lambda p: f"{p.reliability.young_s:.0f} s"),
-        row("as good up to", lambda p: f"{p.reliability.interval_steps} steps"),
-        row("lost a trainer failure", lambda p: f"{p.reliability.lost_s_a_failure:.0f} s"),
+        row("nearly as good up to", lambda p: f"{p.reliability.interval_steps} steps"),
+        row("lost per trainer failure", lambda p: f"{p.reliability.lost_s_per_failure:.0f} s"),
         row("whole run", lambda p: f"{p.hours:.1f} h"),
     ]
-    bucket = f", times {ONE_BUCKET:.2f} as trainer.overlap_grad_reduce=false leaves one bucket" if one_bucket else ""
-    waits = f", and the reference's {reference} bytes, which wait there" if reference else ""
+    bucket = f", times {ONE_BUCKET:.2f} because trainer.overlap_grad_reduce=false makes one bucket" if one_bucket else ""
+    waits = f", and {reference} bytes per parameter for the reference's weights" if reference else ""
     return (
         f"{table(('', *study.best), rows)}\n\n"
-        f"gathered: {OPTIMIZER_BYTES} bytes for each parameter of a rank's share, on every data-parallel rank, over "
+        f"gathered: {OPTIMIZER_BYTES} bytes per parameter of a rank's share, on every data-parallel rank, over "
         f"{study.cluster.network_bytes_s / 1e9:.0f} GB/s NICs and {PCIE_BYTES_S / 1e9:.0f} GB/s PCIe\n"
-        f"host memory: the same until it is written{bucket}{waits}; {study.cluster.gpus_per_node} ranks a node"
+        f"host memory: the same bytes until they are written{bucket}{waits}; {study.cluster.gpus_per_node} ranks per node"
     )
 
 
@@ -309,7 +309,7 @@ def what_if(study: Study) -> str:
 
 
 def calibration(study: Study) -> str:
-    """What was fitted to measurements, and how well it predicts what was held back."""
+    """The fitted constants, and how well they predict measurements that were held back."""
     fitted = stored()
     values = {**asdict(fitted.constants), **asdict(fitted.protocol)}
     rows = [(name, UNITS.get(name, "{:.3f}").format(value), said) for name, said in FITTED.items() for value in [values[name]]]
@@ -321,7 +321,7 @@ def calibration(study: Study) -> str:
 
 
 def training_points(study: Study) -> str:
-    """Published training at 32B: one number fitted, the others predicted."""
+    """Published training runs at 32B: one number is fitted, the others are predicted."""
     rows = [
         (
             p.what,
@@ -336,7 +336,7 @@ def training_points(study: Study) -> str:
 
 
 def field(study: Study) -> str:
-    """What others have published and the plan leans on."""
+    """Published figures that the plan relies on."""
     with FIELD.open(newline="") as file:
         rows = [(row["what"], row["value"], row["source"]) for row in csv.DictReader(file)]
     return table(("published", "value", "source"), rows)
@@ -353,7 +353,7 @@ SECTIONS: dict[str, Callable[[Study], str]] = {
 def report(study: Study, show: Sequence[str] = ()) -> str:
     """Raises ConfigError for a section that does not exist."""
     if unknown := [name for name in show if name not in SECTIONS]:
-        raise ConfigError(f"plan.show: no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+        raise ConfigError(f"plan.show: there is no section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
     if len(show) == 1:
         return SECTIONS[show[0]](study)
     return "\n\n".join(f"== {name.replace('_', ' ')} ==\n{SECTIONS[name](study)}" for name in show or SECTIONS)

@@ -1,7 +1,7 @@
-"""The split of the GPUs and the layouts that make a step shortest, the runners-up, and the fewest GPUs that do.
+"""Searches the split of the GPUs and the layouts with the shortest step, and the fewest GPUs that meet the target.
 
-Asynchronous: trainer, fleet and sandboxes work at the same time, so the slowest makes the step. A completion may take
-`max_staleness` steps from admission to training, so the longest one bounds the step too: step >= longest / max_staleness.
+Trainer, fleet and sandboxes work at the same time, so the slowest of them sets the length of a step. A completion may take
+`max_staleness` steps from admission to training, so the longest completion bounds the step too: step >= longest / max_staleness.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from launch.plan.training import USABLE, TrainerSetup, TrainingCost, push_s, tra
 
 CONCURRENCIES = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 DEEPEST_PIPELINE, CONTEXTS = 16, (1, 2, 4, 8)
-CLOSE = 0.005  # a step within so much of the shortest is as short: then less staleness and fewer in flight win
-MOST_NODES = 256  # that are tried when a cluster is too small; and the most splits of a large one
+TIE = 0.005  # plans whose steps differ by less count as equal; then less staleness and fewer completions in flight win
+MOST_NODES = 256  # the largest cluster that is tried when this one is too small, and the most splits of a larger one
 SYNCHRONOUS = "generation, then training"
 
 
@@ -35,7 +35,7 @@ class Plan:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """What bounds a step, by what bounds it."""
+        """The lower bounds of a step, by name."""
         workload = self.workload
         if not self.max_staleness:
             drain_s = drained_s(workload, self.speed, self.generation.fleet)
@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def trainer_idle(self) -> float:
-        """Share of a step in which the trainer waits."""
+        """Fraction of a step in which the trainer waits."""
         return 1 - self.training.step_s / self.step_s
 
     @property
     def fleet_idle(self) -> float:
-        """Share of a step in which the fleet has less to do than it can."""
+        """Fraction of the fleet's capacity that a step leaves unused."""
         return 1 - min(1.0, self.generation.step_s / self.step_s)
 
     @property
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def split(self) -> str:
-        """Trainer and fleet, in nodes, or in GPUs of the only node."""
+        """Nodes of the trainer and of the fleet, or their GPUs on a single node."""
         cluster, gpus = self.speed.cluster, self.training.setup.gpus
         return (
             f"{self.trainer_nodes} + {cluster.nodes - self.trainer_nodes}"
@@ -104,7 +104,7 @@ def make_plan(workload: PlannedWorkload, speed: Speed, training: TrainingCost, f
 
 
 def setups(speed: Speed, gpus: int, tokens_per_microbatch: int, max_cp: int) -> Iterator[TrainerSetup]:
-    """All that divide the model and the GPUs, with recomputation where nothing else fits; that may not fit either."""
+    """All setups that divide the model and the GPUs. Recomputation is used where nothing else fits, and may not fit either."""
     for tp in engine_tps(speed):
         for pp in (p for p in range(1, DEEPEST_PIPELINE + 1) if not speed.model.layers % p):
             for cp in (c for c in CONTEXTS if c <= max_cp and not gpus % (tp * pp * c)):
@@ -141,18 +141,18 @@ class Search:
 
     @property
     def trainer_gpus(self) -> range:
-        """What the trainer may be given: whole nodes, or single GPUs of the only node; of a very large cluster, several nodes."""
+        """GPU counts to try for the trainer: whole nodes, single GPUs on one node, or several nodes of a very large cluster."""
         cluster = self.cluster
         unit = cluster.gpus_per_node * ceil(cluster.nodes / MOST_NODES) if cluster.nodes > 1 else 1
         return range(unit, cluster.gpus, unit)
 
     def trainers(self, gpus: int) -> tuple[TrainingCost, ...]:
-        """The layouts that fit on so many GPUs, the fastest first."""
-        alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the cluster's size is not theirs: remembered once
+        """The setups that fit on this number of GPUs, the fastest first."""
+        alone = replace(self.speed, cluster=replace(self.cluster, nodes=0))  # the result does not depend on the cluster's size
         return _trainers(self.workload, alone, gpus, self.tokens_per_microbatch, self.max_cp)
 
     def fleets(self, gpus: int) -> list[FleetSetup]:
-        """Engines that hold the longest completion, with as many sequences as their cache may take."""
+        """Fleets whose engines hold the longest completion, by the number of sequences that the cache allows."""
         found = []
         for tp in (t for t in engine_tps(self.speed) if t <= gpus and self.speed.kv_tokens(t) >= self.workload.longest_tokens):
             room = self.speed.kv_tokens(tp) / self.workload.context_tokens
@@ -160,7 +160,7 @@ class Search:
         return found
 
     def best_on(self, trainer_gpus: int, *, engine_tp: int = 0, staleness: tuple[int, ...] = ()) -> Plan | None:
-        """The best fleet beside the fastest trainer on so many GPUs."""
+        """The best fleet beside the fastest trainer on this number of GPUs."""
         fitting = self.trainers(trainer_gpus)
         if not fitting:
             return None
@@ -171,7 +171,7 @@ class Search:
         return least(plans) if plans else None
 
     def _plans(self, training: TrainingCost, fleet: FleetSetup, staleness: tuple[int, ...]) -> list[Plan]:
-        """One for each staleness; they share what it does not change."""
+        """One plan per staleness. They share what the staleness does not change."""
         plans = [make_plan(self.workload, self.speed, training, fleet, max(staleness))]
         for s in staleness:
             if s < max(staleness):
@@ -200,7 +200,7 @@ class Search:
         return replace(self, speed=replace(self.speed, cluster=replace(self.cluster, nodes=nodes)))
 
     def fewest(self) -> Plan | None:
-        """The best plan of the smallest cluster, be it larger than this one, that meets the target with failures counted."""
+        """The best plan on the smallest cluster that meets the target with failures, which may be larger than this cluster."""
         low, high = 0, self.cluster.nodes
         while not self._meets(high):
             if high >= MOST_NODES:
@@ -226,14 +226,14 @@ class Search:
                         f"an engine beside it: the fewest that can are cluster.nodes={nodes + 1}"
                     )
         return (
-            f"{size} fits no layout on GPUs of {cluster.gpu_bytes / 1e9:.0f} GB, {cluster.gpus_per_node} a node, with "
+            f"{size} fits no layout on GPUs of {cluster.gpu_bytes / 1e9:.0f} GB, {cluster.gpus_per_node} per node, with "
             f"trainer.tokens_per_microbatch={self.tokens_per_microbatch}: take larger GPUs (plan.gpu_memory_gb), more in a "
             "node, a smaller model or shorter completions"
         )
 
 
 def least(plans: list[Plan]) -> Plan:
-    """The shortest step; among those as short, the least staleness, then the fewest in flight, then the shortest."""
+    """The plan with the shortest step. Among ties the least staleness wins, then the fewest completions in flight."""
     shortest = min(plan.step_s for plan in plans)
-    close = [plan for plan in plans if plan.step_s <= shortest * (1 + CLOSE)]
+    close = [plan for plan in plans if plan.step_s <= shortest * (1 + TIE)]
     return min(close, key=lambda p: (p.max_staleness, p.in_flight, p.step_s))

@@ -1,6 +1,6 @@
-"""How fast things are: one set of formulas, and two sets of constants for them.
+"""How fast trainer and engines are: one set of formulas, and two sets of constants for them.
 
-`stated` is what the job's sheet says to plan with: 40% of peak compute, 75% of peak bandwidth, nothing else.
+`stated` assumes 40% of peak FLOP/s and 75% of peak bandwidth, and no overheads.
 `calibrated` is fitted to measurements (`benchmarks/calibrate.py`): it has per-step and per-sequence overheads and the
 exchange between tensor-parallel ranks, which `stated` sets to zero.
 """
@@ -15,27 +15,27 @@ from launch.plan.model_costs import attention_flops_per_pair, kv_bytes_per_token
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What the formulas need to know; fractions are of the cluster's peaks."""
+    """The constants of the formulas. Fractions refer to the cluster's peak values."""
 
     name: str
-    decode_step_s: float  # of each decode step, whatever is in it: launches, latencies, sampling
-    sequence_s: float  # of each running sequence in a decode step
+    decode_step_s: float  # of every decode step: kernel launches, latencies, sampling
+    sequence_s: float  # added to a decode step per running sequence
     weight_fraction: float  # of HBM bandwidth, reading weights
     kv_fraction: float  # of HBM bandwidth, reading the KV cache
     prefill_fraction: float  # of peak compute
-    decode_compute_fraction: float  # of peak compute, in decode's matrix products; 0: only bandwidth counts
-    exchange_fraction: float  # of one direction of NVLink, tensor-parallel exchange; 0: hidden or already in the others
-    skips_embedding: bool  # a decode step reads one row a sequence of the input embedding; `stated` counts all of it
+    decode_compute_fraction: float  # of peak FLOP/s, in the matrix products of decode; 0: only bandwidth counts
+    exchange_fraction: float  # of one NVLink direction, in tensor-parallel exchange; 0: the exchange costs nothing
+    skips_embedding: bool  # a decode step reads only one embedding row per sequence; `stated` counts the whole embedding
     engine_memory_fraction: float  # of a GPU's memory, for weights and KV cache
-    train_fraction: float  # of peak compute while a stage is busy
+    train_fraction: float  # of peak FLOP/s while a pipeline stage computes
     network_fraction: float  # of a NIC
-    push_bytes_s: float  # trainer to engines; 0: what the pipeline stages' NICs give
+    push_bytes_s: float  # from trainer to engines; 0: the bandwidth of the pipeline stages' NICs
     sources: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The constants at work on a model and a cluster."""
+    """The constants applied to a model and a cluster."""
 
     model: ModelShape
     cluster: Cluster
@@ -43,17 +43,17 @@ class Speed:
 
     @cached_property
     def decoded_bytes(self) -> float:
-        """Weights that a decode step reads."""
+        """Bytes of weights that a decode step reads."""
         model = self.model
         skipped = 2 * model.embedding_parameters if self.constants.skips_embedding and not model.tied else 0
         return weight_bytes(model) - skipped
 
     def decode_step_s(self, tp: int, sequences: float, context_tokens: float) -> float:
-        """One token for each of the running sequences, whose mean context is given."""
+        """Time in which each running sequence gets one token; `context_tokens` is their mean context."""
         return sum(self.decode_parts_s(tp, sequences, context_tokens))
 
     def decode_parts_s(self, tp: int, sequences: float, context_tokens: float) -> tuple[float, float, float]:
-        """Weights, KV cache, overheads. Many sequences are bound by computing with the weights, not by reading them."""
+        """Seconds for weights, KV cache and overheads. With many sequences, computing takes longer than reading the weights."""
         c, hbm = self.constants, tp * self.cluster.hbm_bytes_s
         weights_s = self.decoded_bytes / (hbm * c.weight_fraction)
         if c.decode_compute_fraction:
@@ -63,14 +63,14 @@ class Speed:
         return weights_s, cache_s, c.decode_step_s + c.sequence_s * sequences
 
     def prefill_s(self, tp: int, tokens: float, context_tokens: float = 0.0) -> float:
-        """A prompt of `tokens`, or so many on top of a context that is there already."""
+        """Time to prefill `tokens` on top of a context that is already in the cache."""
         c, model = self.constants, self.model
         pairs = tokens * (context_tokens + tokens / 2)
         flops = 2 * model.parameters * tokens + attention_flops_per_pair(model) * pairs
-        return flops / (tp * self.cluster.flops * c.prefill_fraction) + tokens * self.exchange_s_a_token(tp)
+        return flops / (tp * self.cluster.flops * c.prefill_fraction) + tokens * self.exchange_s_per_token(tp)
 
-    def exchange_s_a_token(self, tp: int) -> float:
-        """Tensor-parallel exchange of a forward pass: two all-reduces a layer, each 2 (tp - 1) / tp of the activations."""
+    def exchange_s_per_token(self, tp: int) -> float:
+        """Tensor-parallel exchange in a forward pass: two all-reduces per layer, each of 2 (tp - 1) / tp of the activations."""
         c, model = self.constants, self.model
         if tp == 1 or not c.exchange_fraction:
             return 0.0
@@ -78,14 +78,14 @@ class Speed:
         return moved / (self.cluster.nvlink_bytes_s / 2 * c.exchange_fraction)
 
     def kv_tokens(self, tp: int) -> float:
-        """Tokens that an engine's cache holds; not above 0 when the weights alone do not fit."""
+        """Tokens that an engine's cache holds; 0 or less when the weights alone do not fit."""
         room = tp * self.cluster.gpu_bytes * self.constants.engine_memory_fraction - weight_bytes(self.model)
         return room / kv_bytes_per_token(self.model, tp)
 
 
 def stated(compute_fraction: float = 0.40, bandwidth_fraction: float = 0.75) -> Constants:
     return Constants(
-        name="stated", sources="the job's sheet: fractions of peak, no overheads",
+        name="stated", sources="planning sheet: fractions of peak, no overheads",
         decode_step_s=0.0, sequence_s=0.0, decode_compute_fraction=0.0, exchange_fraction=0.0, skips_embedding=False,
         weight_fraction=bandwidth_fraction, kv_fraction=bandwidth_fraction, network_fraction=bandwidth_fraction,
         prefill_fraction=compute_fraction, train_fraction=compute_fraction, engine_memory_fraction=0.85, push_bytes_s=0.0,

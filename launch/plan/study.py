@@ -1,4 +1,4 @@
-"""A plan made: the searches under both sets of assumptions, the run as it is configured, and what-ifs."""
+"""The searches under both sets of assumptions, the plan of the configured run, and what-ifs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,34 +27,34 @@ class Study:
 
     @cached_property
     def best(self) -> dict[str, Plan]:
-        """Raises ConfigError when nothing fits, and when no run would ever end."""
+        """The best plan per set of assumptions. Raises ConfigError when nothing fits, or when no run would end."""
         found = {name: search.best for name, search in self.searches.items()}
         for plan in found.values():
             if not isfinite(plan.hours):
                 risk = plan.reliability
                 raise ConfigError(
                     f"plan.node_mtbf_days={self.config.plan.node_mtbf_days:g}: one of {plan.trainer_nodes} trainer nodes fails "
-                    f"every {risk.trainer_mtbf_s:.0f} s and each failure costs {risk.lost_s_a_failure:.0f} s, so no run would end"
+                    f"every {risk.trainer_mtbf_s:.0f} s and each failure costs {risk.lost_s_per_failure:.0f} s: no run would end"
                 )
         return found
 
     @cached_property
     def configured(self) -> dict[str, Plan]:
-        """The run as `trainer.*` and `rollout.*` set it. Raises ConfigError when the cluster cannot hold it."""
+        """The plan of the run as `trainer.*` and `rollout.*` set it. Raises ConfigError when the cluster cannot hold it."""
         return {name: self._configured(search) for name, search in self.searches.items()}
 
     @cached_property
     def misfit(self) -> str:
-        """Why the run cannot be as it is configured; a plan can be made all the same."""
+        """Why the run does not fit as it is configured. A plan can be made all the same."""
         try:
             _ = self.configured
         except ConfigError as error:
-            return f"as configured it cannot be: {error}"
+            return f"the run does not fit as it is configured: {error}"
         return ""
 
     @property
     def what_ifs(self) -> list["WhatIf"]:
-        """Those that leave a trainer and a fleet something to run on."""
+        """The what-ifs that leave GPUs for a trainer and a fleet."""
         return [change for change in WHAT_IFS if change.nodes_lost < self.cluster.nodes]
 
     @property
@@ -137,7 +137,7 @@ def study_of(config: RunConfig, model: ModelShape, cluster: Cluster, workload: P
 
 
 def longest_by_concurrency(search: Search, sequences: Sequence[int]) -> dict[int, dict[int, Plan]]:
-    """On the best split, by engine TP and sequences at once; those that the cache cannot hold are left out."""
+    """Plans on the best split, by engine TP and concurrency. Those that the cache cannot hold are left out."""
     best, found = search.best, {}
     gpus = best.generation.fleet.gpus
     for tp in engine_tps(search.speed):
@@ -153,7 +153,7 @@ def longest_by_concurrency(search: Search, sequences: Sequence[int]) -> dict[int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """A change of the world that the plan did not choose."""
+    """A change of circumstances that the plan did not foresee."""
 
     what: str
     workload: Callable[[PlannedWorkload], PlannedWorkload] = lambda w: w
@@ -170,7 +170,7 @@ class WhatIf:
         return replace(search, workload=self.workload(search.workload), speed=changed)
 
     def unchanged_split(self, plan: Plan) -> Plan:
-        """The plan that was made before, in the changed world; on fewer nodes, the fleet is what is left."""
+        """The old plan under the changed circumstances. On fewer nodes the fleet shrinks."""
         speed = replace(plan.speed, cluster=self._cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
         workload, fleet = self.workload(plan.workload), plan.generation.fleet
         training = training_cost(workload, speed, plan.training.setup)
@@ -202,7 +202,7 @@ WHAT_IFS = (
     WhatIf(what="tests take 30 s", workload=lambda w: replace(w, sandbox_s=30.0)),
     WhatIf(what="no KL penalty", workload=lambda w: replace(w, reference=False)),
     WhatIf(what="completions never cut", workload=lambda w: replace(w, segment_tokens=w.lengths.cap_tokens)),
-    WhatIf(what="a node is lost for good", nodes_lost=1),
-    WhatIf(what="two nodes are", nodes_lost=2),
+    WhatIf(what="one node is lost", nodes_lost=1),
+    WhatIf(what="two nodes are lost", nodes_lost=2),
     WhatIf(what="nodes fail 4 times as often", cluster=lambda c: replace(c, node_mtbf_s=c.node_mtbf_s / 4)),
 )

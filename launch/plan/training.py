@@ -1,4 +1,4 @@
-"""What one RL step costs the trainer, and what it needs of a GPU's memory, for a layout over TP, PP, CP and DP."""
+"""What one RL step costs the trainer in time and in GPU memory, for a layout over TP, PP, CP and DP."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -12,21 +12,21 @@ from launch.plan.speed import Speed
 
 GRADIENT_BYTES = 4  # fp32, accumulated over microbatches, not sharded
 OPTIMIZER_BYTES = 12  # fp32 master weights and two moments, sharded over DP x CP
-STATE_BYTES = WEIGHT_BYTES + OPTIMIZER_BYTES  # of a parameter in a checkpoint
-PCIE_BYTES_S = 25e9  # of one GPU, to and from pinned memory
-USABLE = 0.92  # of a GPU's memory; the rest is CUDA's, NCCL's and the allocator's
-LOGITS_BYTES = 6  # of one logit: bf16, and fp32 for the softmax
+STATE_BYTES = WEIGHT_BYTES + OPTIMIZER_BYTES  # per parameter of a checkpoint
+PCIE_BYTES_S = 25e9  # per GPU, to and from pinned memory
+USABLE = 0.92  # fraction of a GPU's memory; CUDA, NCCL and the allocator take the rest
+LOGITS_BYTES = 6  # per logit: bf16, and fp32 for the softmax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """What packing leaves idle, as shares of the passes' time."""
+    """The fraction of the passes' time that packing wastes."""
 
-    padding: float  # of the tokens
-    imbalance: float  # between the DP ranks of a minibatch
+    padding: float  # fraction of the tokens
+    imbalance: float  # fraction of the time that DP ranks wait for one another
 
 
-OURS = Packing(padding=0.001, imbalance=0.004)  # the most that `python benchmarks/packing.py` shows at the job's lengths
+OURS = Packing(padding=0.001, imbalance=0.004)  # the largest values that `python benchmarks/packing.py` shows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def check_node(layout: Layout, model: ModelShape, cluster: Cluster) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingMemory:
-    """Bytes of the GPU that holds most: the first pipeline stage, or the last one with its logits."""
+    """Bytes on the fullest GPU. Its activations are those of the first pipeline stage and its logits those of the last one."""
 
     weights: float
     gradients: float
@@ -74,7 +74,7 @@ class TrainingMemory:
 
 
 def stage_parameters(model: ModelShape, setup: TrainerSetup) -> float:
-    """Of one GPU: its share of the layers and, on the first and last stage, of an embedding."""
+    """Parameters on one GPU: its share of the layers and, on the first and the last stage, of an embedding."""
     layout = setup.layout
     embedding = model.embedding_parameters
     layers = model.parameters - embedding * (1 if model.tied else 2)
@@ -83,10 +83,10 @@ def stage_parameters(model: ModelShape, setup: TrainerSetup) -> float:
 
 
 def activation_bytes_per_token(model: ModelShape, setup: TrainerSetup) -> float:
-    """Of one layer. Kept for the backward pass: inputs of both norms and of both projections that follow them, queries, keys,
-    values, attention's output, gate, up and their product. With recomputation only the layer's input."""
+    """Activation bytes of one layer that are kept for the backward pass: the inputs of both norms and of the projections after
+    them, queries, keys, values, the attention output, gate, up and their product. Recomputation keeps only the layer's input."""
     layout = setup.layout
-    along_the_sequence, along_the_width = model.hidden, 0  # what sequence parallelism cuts, and what tensor parallelism does
+    along_the_sequence, along_the_width = model.hidden, 0  # sharded by sequence parallelism, and by tensor parallelism
     if not setup.recompute:
         along_the_sequence = 4 * model.hidden
         along_the_width = 2 * model.q_width + 2 * max(model.kv_heads, layout.tp) * model.head_dim + 3 * model.ffn
@@ -99,7 +99,7 @@ def training_memory(model: ModelShape, setup: TrainerSetup) -> TrainingMemory:
     tokens = setup.tokens_per_microbatch / layout.cp
     in_flight = layout.pp * (model.layers // layout.pp)  # 1F1B: the first stage holds as many microbatches as there are stages
     activations = tokens * in_flight * activation_bytes_per_token(model, setup)
-    if setup.recompute:  # one layer at a time is whole
+    if setup.recompute:  # one layer at a time keeps everything
         whole = replace(setup, recompute=False)
         activations += tokens * activation_bytes_per_token(model, whole)
     return TrainingMemory(
@@ -133,7 +133,7 @@ def push_s(speed: Speed, setup: TrainerSetup) -> float:
 
 
 def compute_lines(workload: PlannedWorkload, speed: Speed, *, recompute: bool) -> tuple[list[CostLine], float]:
-    """What does not depend on the layout; and the flops of one forward pass' attention over the batch."""
+    """The costs that do not depend on the layout, and the operations of attention in one forward pass over the batch."""
     model, tokens = speed.model, workload.trained_tokens
     rate = speed.cluster.flops * speed.constants.train_fraction
     n, t = count(model.parameters), count(tokens)
@@ -148,7 +148,7 @@ def compute_lines(workload: PlannedWorkload, speed: Speed, *, recompute: bool) -
     if workload.reference:
         lines.append(CostLine(name="reference log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens; algo.kl_coef=0 saves it"))
     if recompute:
-        lines.append(CostLine(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens: activations do not fit"))
+        lines.append(CostLine(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens, because activations do not fit"))
     lines.append(CostLine(name="attention", gpu_s=passes * attention / rate, why=f"{passes} x {count(pairs)} causal pairs"))
     return lines, attention
 
@@ -163,7 +163,7 @@ def training_cost(workload: PlannedWorkload, speed: Speed, setup: TrainerSetup, 
 def _waiting_lines(
     workload: PlannedWorkload, speed: Speed, setup: TrainerSetup, attention: float, packing: Packing
 ) -> list[CostLine]:
-    """Padding, and ranks and stages that wait for one another."""
+    """Padding, and time in which ranks and stages wait for one another."""
     layout = setup.layout
     model, rate = speed.model, speed.cluster.flops * speed.constants.train_fraction
     forward_s = (2 * model.parameters * workload.trained_tokens + attention) / rate
@@ -183,11 +183,12 @@ def _waiting_lines(
         ),
         CostLine(
             name="pipeline bubble", gpu_s=bubble_s,
-            why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} a minibatch, {layout.pp - 1}/{of_batch} log-probs",
+            why=f"(PP - 1) / microbatches = {layout.pp - 1}/{microbatches} per minibatch, "
+                f"{layout.pp - 1}/{of_batch} for log-probs",
         ),
         CostLine(
             name="uneven stages", gpu_s=uneven * (train_s + logprob_s),
-            why=f"the last stage has the output layer too: {uneven:.1%} longer than the mean",
+            why=f"the last stage also holds the output layer: {uneven:.1%} longer than the mean",
         ),
     ]  # fmt: skip
 
@@ -198,38 +199,40 @@ def _moving_lines(workload: PlannedWorkload, speed: Speed, setup: TrainerSetup) 
     network = cluster.network_bytes_s * speed.constants.network_fraction
     parameters, gpus, shards = stage_parameters(model, setup), setup.gpus, setup.dp * layout.cp
     passes = 2 + setup.recompute + 1 + workload.reference
-    exchange_s = workload.trained_tokens * passes * speed.exchange_s_a_token(layout.tp) * layout.tp
+    exchange_s = workload.trained_tokens * passes * speed.exchange_s_per_token(layout.tp) * layout.tp
     reduced = (GRADIENT_BYTES + WEIGHT_BYTES) * parameters * (shards - 1) / shards
     optimizer = (2 * OPTIMIZER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES) * parameters / shards
     lines = [
         CostLine(
             name="TP exchange", gpu_s=exchange_s,
-            why=f"{passes} passes of {speed.exchange_s_a_token(layout.tp) * 1e6:.1f} us a token on {layout.tp} GPUs",
+            why=f"{passes} passes of {speed.exchange_s_per_token(layout.tp) * 1e6:.1f} us per token on {layout.tp} GPUs",
         ),
         CostLine(
             name="gradients, parameters", gpu_s=workload.minibatches * reduced / network * gpus,
-            why=f"{workload.minibatches} x {gb(reduced)} a GPU over {network / 1e9:.0f} GB/s, not overlapped",
+            why=f"{workload.minibatches} x {gb(reduced)} per GPU over {network / 1e9:.0f} GB/s, not overlapped",
         ),
         CostLine(
             name="optimizer", gpu_s=workload.minibatches * optimizer / (cluster.hbm_bytes_s * 0.75) * gpus,
-            why=f"{workload.minibatches} x {gb(optimizer)} a GPU through HBM",
+            why=f"{workload.minibatches} x {gb(optimizer)} per GPU through HBM",
         ),
     ]  # fmt: skip
     if layout.pp > 1:
         hops_s = workload.trained_tokens * passes * (layout.pp - 1) * model.hidden * WEIGHT_BYTES / network
-        lines.append(CostLine(name="PP exchange", gpu_s=hops_s, why=f"activations over {layout.pp - 1} borders, not overlapped"))
+        lines.append(
+            CostLine(name="PP exchange", gpu_s=hops_s, why=f"activations across {layout.pp - 1} stage borders, not overlapped")
+        )
     if layout.cp > 1:
         within = layout.tp * layout.cp <= cluster.gpus_per_node
         link = cluster.nvlink_bytes_s / 2 * speed.constants.network_fraction if within else network
         ring_s = workload.trained_tokens * (passes + 1) * kv_bytes_per_token(model, layout.tp) * (layout.cp - 1) / link
         where = "within a node" if within else "across nodes"
-        lines.append(CostLine(name="CP exchange", gpu_s=ring_s, why=f"keys and values round a ring of {layout.cp} {where}"))
+        lines.append(CostLine(name="CP exchange", gpu_s=ring_s, why=f"keys and values around a ring of {layout.cp} {where}"))
     if workload.reference:
         swap_s = 2 * WEIGHT_BYTES * parameters / PCIE_BYTES_S
         lines.append(
-            CostLine(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} a GPU, in and out")
+            CostLine(name="reference swap", gpu_s=swap_s * gpus, why=f"{gb(WEIGHT_BYTES * parameters)} per GPU, in and out")
         )
     seconds = push_s(speed, setup)
-    why = f"{gb(weight_bytes(model))} in {seconds:.2f} s; the trainer waits"
+    why = f"{gb(weight_bytes(model))} in {seconds:.2f} s, while the trainer waits"
     lines.append(CostLine(name="weight push", gpu_s=seconds * gpus, why=why))
     return lines

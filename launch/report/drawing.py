@@ -1,4 +1,4 @@
-"""A picture of lines, dots, boxes and words, rendered as SVG (for a page) or as PNG (for everything else). No plotting library.
+"""A picture of lines, dots, boxes and text, rendered as SVG for a page or as PNG. It needs no plotting library.
 
 Coordinates are pixels from the upper left corner.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-SMOOTHING = 2  # a PNG is drawn so many times larger and shrunk
+SMOOTHING = 2  # a PNG is drawn larger by this factor and then shrunk
 FONT_SIZE = 12
 ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # of a text's baseline, in SVG's words and in Pillow's
 

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, a line a step, as the trainer writes it: read as it grows, or whole."""
+"""Reads `metrics.jsonl`, in which the trainer writes one line per step: while it grows, or at once."""
 
 import json
 import os
@@ -13,10 +13,10 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsFile:
-    """The lines of metrics.jsonl, as they come; a line that is still being written waits.
+    """The new lines of metrics.jsonl at each call. A line that is still being written is left for the next call.
 
-    A trainer that resumes replaces the file, without the steps that it will do again; so a line is new by its time.
-    A line that is damaged, by a full disk or two writers, is left out and told to `warn`.
+    A trainer that resumes replaces the file, without the steps that it will repeat, so a line is new by its time. A damaged line,
+    from a full disk or two writers, is left out and reported to `warn`.
     """
 
     def __init__(self, path: Path, *, from_start: bool, warn: Callable[[str], None] = lambda text: None) -> None:
@@ -32,7 +32,7 @@ class MetricsFile:
                     self._inode, self._offset = inode, 0
                 file.seek(self._offset)
                 data = file.read()
-        except OSError:  # not there yet, or just being replaced on a shared file system
+        except OSError:  # the file is not there yet, or is being replaced on a shared file system
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -53,7 +53,7 @@ class MetricsFile:
 
 
 def read_metrics(run_dir: Path) -> list[Metrics]:
-    """The run's lines in order of steps; of a step that was done twice (after a resume) the last one counts."""
+    """The run's lines in the order of steps. Of a step that was repeated after a resume, the last line counts."""
     lines: dict[int, dict[str, Any]] = {}
     for line in MetricsFile(run_dir / METRICS_FILE, from_start=True).new_lines():
         lines[line["step"]] = {**lines.get(line["step"], {}), **line}

@@ -21,7 +21,7 @@ def write_page(result: Result, report: Report, path: Path, *, steps: int) -> Non
 
 
 def drawings(result: Result, report: Report) -> list[Drawing]:
-    last_time = {step.step: step for step in result.steps}  # of those that were done again after a failure
+    last_time = {step.step: step for step in result.steps}  # a step that is repeated after a failure counts once
     steps, engines = [last_time[number] for number in sorted(last_time)], len(result.engines)
     phases = {name: [(s.step, getattr(s, key)) for s in steps] for name, key in PHASES.items()}
     idle: Series = {
@@ -30,16 +30,16 @@ def drawings(result: Result, report: Report) -> list[Drawing]:
     }
     queue: Series = {
         "ready": [(s.step, s.ready_groups) for s in steps],
-        "admitted, in whatever state": [(s.step, s.untaken_groups) for s in steps],
+        "admitted, in any state": [(s.step, s.untaken_groups) for s in steps],
     }
     lags = Axis(name="versions", labels={lag: f"{lag}: {part:.1%}" for lag, part in report.lag_fractions.items()})
     step = Axis(name="step", whole=True)
     seen = {name: points for name, points in phases.items() if any(seconds for _, seconds in points)}
-    first = "the first steps wait for the first completions to be whole"
-    last = "while the fleet starts the trainer waits; at the end nothing is left to generate"
+    first = "the first steps wait for the first finished completions"
+    last = "the trainer waits while the fleet starts; at the end nothing is left to generate"
     return [
-        stack("Seconds of a step", step, seen, note=first, width=WIDTH, height=HEIGHT),
+        stack("Seconds per step", step, seen, note=first, width=WIDTH, height=HEIGHT),
         chart("Idle fraction of a step", step, idle, note=last, width=WIDTH, height=HEIGHT),
-        chart("Groups in the queue", step, queue, note="beside the batch, when it is taken", width=WIDTH, height=HEIGHT),
+        chart("Groups in the queue", step, queue, note="besides the batch, when it is taken", width=WIDTH, height=HEIGHT),
         stack("Trained tokens by lag", lags, {"share": list(report.lag_fractions.items())}, width=WIDTH, height=HEIGHT),
     ]

@@ -14,9 +14,9 @@ DAY_S = 86_400.0
 class PushMode(StrEnum):
     """When engines take new weights."""
 
-    INTERRUPT = "interrupt"  # at once; what runs is retracted and goes on
-    DRAIN = "drain"  # nothing new starts, and what runs ends first
-    BATCH = "batch"  # when all that may be generated is generated
+    INTERRUPT = "interrupt"  # at once: running sequences are retracted and continue
+    DRAIN = "drain"  # after all running sequences have ended; nothing new starts before
+    BATCH = "batch"  # after the whole batch has been generated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class EngineGroup:
     gpus_per_engine: int
     concurrency: int
     speeds: EngineSpeeds
-    tail: bool = False  # they take only completions that were cut
+    tail: bool = False  # they take only completions that were cut before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class Scenario:
 
     @property
     def patience_s(self) -> float:
-        """What does not move for so long never will: all that is simulated ends sooner, the slowest of many tests included."""
+        """A simulation without progress for this time is stuck. Everything that is simulated takes less, slow tests included."""
         failures = self.failures
         restarts_s = (failures.lease_s, failures.trainer_restart_s, failures.engine_restart_s)
         return 6 * 3600.0 + 10 * sum(s for s in restarts_s if s < inf) + 100 * self.workload.grading_mean_s
@@ -73,7 +73,7 @@ class Scenario:
 
     @property
     def trainer_nodes(self) -> int:
-        """Those of the fleet come first; the trainer's follow, or are the same."""
+        """The fleet's nodes have the first numbers. The trainer's nodes follow, or are the same nodes."""
         return -(-self.trainer_gpus // self.failures.gpus_per_node)
 
     @property

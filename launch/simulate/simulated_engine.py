@@ -1,7 +1,8 @@
-"""An engine with continuous batching: all running sequences advance together, one token a decode step.
+"""A simulated engine with continuous batching: all running sequences advance together by one token per decode step.
 
-Between two events nothing joins or leaves, so n sequences with c tokens of context take `a + b c` a step while c grows by n a
-step: time is a quadratic function of the steps, solved in closed form. A trajectory costs a few events, whatever its length.
+Between two events no sequence joins or leaves. So a step of n sequences with c context tokens takes `a + b c`, and c grows by n
+per step. Time is a quadratic function of the number of steps, solved in closed form. A trajectory of any length costs a few
+events.
 """
 
 import heapq
@@ -15,7 +16,7 @@ from rollout.ledger.ledger import Finish, Position
 Run = tuple[int, int]  # (version, how many tokens it sampled)
 KV_RESERVE_TOKENS = 512  # kept free for each running sequence when another is to join
 EPSILON_STEPS = 1e-6
-CUT = Finish.CUT  # looking a member up in its class costs as much as a call
+CUT = Finish.CUT  # looking up an enum member costs as much as a call
 
 
 class Flight:

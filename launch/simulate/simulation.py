@@ -23,10 +23,10 @@ SAMPLE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """How things stood."""
+    """The state of the run at one time."""
 
     time_s: float
-    running: tuple[int, ...]  # sequences, an engine
+    running: tuple[int, ...]  # sequences per engine
     grading: int
     to_grade: int
     ready_groups: int
@@ -41,10 +41,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """All that a simulated run left."""
+    """The outcome of a simulated run."""
 
     scenario: Scenario
-    steps: list[SimulatedStep]  # in the order of their end; those done again after a failure come twice
+    steps: list[SimulatedStep]  # in the order of their ends; steps that are repeated after a failure come twice
     engines: list[SimulatedEngine]
     samples: list[Sample]
     failures: list[Failure]
@@ -58,7 +58,7 @@ class Result:
     redone_steps: int
     judge_busy_s: float
     most_waiting_for_judges: int
-    cpu_s: float = field(compare=False)  # what the simulation took
+    cpu_s: float = field(compare=False)  # of the simulation itself
 
 
 def simulate(scenario: Scenario) -> Result:
@@ -85,7 +85,7 @@ class _Run:
         self._events.at(0.0, self._sample)
         self._trainer.begin()
         if not self._events.run():
-            raise SimulationError(f"nothing is left to happen after {self._events.now_s:.0f} s: {self._standing()}")
+            raise SimulationError(f"no event is left after {self._events.now_s:.0f} s: {self._standing()}")
         trainer, fleet, state = self._trainer, self._fleet, self._ledger.state
         counts = state.counts()
         return Result(
@@ -108,7 +108,7 @@ class _Run:
         )
 
     def _standing(self) -> str:
-        """Who could move and who cannot, for one that looks for the reason."""
+        """What each part is doing, to explain a run that is stuck."""
         trainer, engines, state = self._trainer, self._fleet.engines, self._ledger.state
         alive = sum(engine.alive for engine in engines)
         return (
@@ -119,7 +119,7 @@ class _Run:
 
     def _graded(self, group: int, dropped: bool) -> None:
         if dropped:
-            self._fleet.serve_again()  # another one may be admitted in its place
+            self._fleet.serve_again()  # another group may be admitted in its place
         else:
             self._trainer.group_ready(group)
 
@@ -129,7 +129,9 @@ class _Run:
         if progress != self._progress:
             self._progress, self._progress_s = progress, self._events.now_s
         elif self._events.now_s - self._progress_s > self._scenario.patience_s:
-            raise SimulationError(f"nothing moves since {self._progress_s:.0f} s of simulated time: {self._standing()}")
+            raise SimulationError(
+                f"there has been no progress since {self._progress_s:.0f} s of simulated time: {self._standing()}"
+            )
         self._samples.append(
             Sample(
                 time_s=self._events.now_s,
@@ -187,7 +189,8 @@ class _Run:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """The ledger makes millions of records and no cycles: looking for cycles would take half of the time."""
+    """Turns garbage collection off. The ledger makes millions of records and no cycles, and the search for cycles would take half
+    of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -30,7 +30,7 @@ class Report:
     gpus_idle: float  # of all GPUs' time: nothing to train, nothing to generate, or down
     lag_fractions: Mapping[int, float]
     lag_mean: float
-    ready_groups: float  # waiting beside the batch when it is taken
+    ready_groups: float  # waiting besides the batch when it is taken
     untaken_groups: float
     longest_s: Mapping[str, float]  # from the first lease of a long completion to its end: median, p99, max
     sandboxes_busy: float
@@ -83,14 +83,14 @@ def report_of(result: Result) -> Report:
 
 
 def steady(steps: Sequence[SimulatedStep], lead: int) -> Sequence[SimulatedStep]:
-    """Without the start, when the queue fills, and the end, when nothing more is generated."""
+    """The steps without the start, when the queue fills, and without the end, when nothing more is generated."""
     if len(steps) < FEW_STEPS:
         return steps
     return steps[len(steps) // 4 if len(steps) < 100 else 10 : len(steps) - lead - 1]
 
 
 def trainer_shares(result: Result) -> dict[str, float]:
-    """The rest, `lost`, went with steps that a failure broke off."""
+    """Fractions of the run. `lost` is the rest: steps that a failure broke off."""
     steps = result.steps
     spent = {
         "train": sum(step.train_s for step in steps),
@@ -146,28 +146,28 @@ def _longest(latencies_s: Sequence[float]) -> dict[str, float]:
 
 
 def text(report: Report, *, steps: int) -> str:
-    """For people. `steps`: of the whole run."""
+    """The report as text. `steps` is the number of steps of the whole run."""
     step_s, longest = report.step_s, report.longest_s
     lags = {str(lag): part for lag, part in report.lag_fractions.items()}
     lines = [
         f"{report.name}: {report.hours_for(steps):.1f} h for {steps} steps; {report.steps} simulated",
         f"step            mean {step_s['mean']:.1f} s, "
         + ", ".join(f"{k} {step_s[k]:.1f}" for k in ("median", "p90", "max"))
-        + (", without the first and the last ones" if report.steps >= FEW_STEPS else ""),
+        + (", without the first and last steps" if report.steps >= FEW_STEPS else ""),
         f"trainer         {_shares(report.trainer)}",
-        f"engines         {_shares(report.engines)}; {report.running_sequences:.1f} sequences run in one that decodes",
-        f"GPUs            {report.gpus_idle:.1%} idle or down, both sides together",
+        f"engines         {_shares(report.engines)}; {report.running_sequences:.1f} sequences run in an engine that decodes",
+        f"GPUs            {report.gpus_idle:.1%} idle or down, trainer and fleet together",
         f"lag             {_shares(lags)}; mean {report.lag_mean:.2f} versions",
-        f"queue           beside the batch {report.ready_groups:.0f} groups are ready, of {report.untaken_groups:.0f} admitted",
-        f"sandboxes       {report.sandboxes_busy:.0%} busy; at most {report.waiting_for_sandbox} completions wait for one",
+        f"queue           besides the batch {report.ready_groups:.0f} groups are ready, of {report.untaken_groups:.0f} admitted",
+        f"sandboxes       {report.sandboxes_busy:.0%} busy; at most {report.waiting_for_sandbox} completions wait for a sandbox",
     ]
     if longest:
         shown = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest.items())
-        lines.append(f"long ones       of at least {LONG_SHARE:.0%} of the cap, from first lease to end: {shown}")
+        lines.append(f"long tail       completions of at least {LONG_SHARE:.0%} of the cap, from first lease to end: {shown}")
     failures = ", ".join(f"{count} of the {side}" for side, count in report.failures.items()) or "none"
     lost = report.lost_tokens / max(report.generated_tokens, 1)
     lines.append(
-        f"node failures   {failures}; {report.redone_steps} steps done again, {report.lost_tokens:,} tokens lost ({lost:.3%}), "
+        f"node failures   {failures}; {report.redone_steps} steps repeated, {report.lost_tokens:,} tokens lost ({lost:.3%}), "
         f"{report.refused_tokens:,} refused"
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""How fast engines and the trainer are: all that the simulator knows of hardware. From the planner, or from a real run."""
+"""How fast engines and trainer are. The simulator knows nothing else about hardware. Planner or a real run give the values."""
 
 from dataclasses import dataclass
 
@@ -10,28 +10,28 @@ from launch.plan.training import STATE_BYTES, TrainerSetup, push_s, training_cos
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpeeds:
-    """A decode step of n sequences with c tokens of context in all takes `decode_s[n] + c * decode_s_per_context_token`."""
+    """A decode step of n sequences with c context tokens in total takes `decode_s[n] + c * decode_s_per_context_token`."""
 
-    decode_s: tuple[float, ...]  # [concurrency + 1]; of 0 sequences: not used
+    decode_s: tuple[float, ...]  # [concurrency + 1]; the first entry is not used
     decode_s_per_context_token: float
-    prefill_s_per_token: float  # nothing decodes meanwhile
-    kv_tokens: float  # what fits
+    prefill_s_per_token: float  # nothing is decoded meanwhile
+    kv_tokens: float  # capacity of the KV cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSpeeds:
-    old_logprob_s_per_token: float  # of a batch's tokens, prompts included
+    old_logprob_s_per_token: float  # per token of the batch, prompts included
     ref_logprob_s_per_token: float  # 0: no reference
     train_s_per_token: float  # all minibatches
-    step_overhead_s: float  # of a step, whatever its tokens
-    push_s: float  # nothing decodes and nothing trains meanwhile
-    checkpoint_stall_s: float  # what the trainer sees of a checkpoint
-    checkpoint_write_s: float  # until it is safe
-    spread: tuple[float, ...] = (1.0,)  # of the passes' time, step after step, and again from the first
+    step_overhead_s: float  # added to every step
+    push_s: float  # engines and trainer wait meanwhile
+    checkpoint_stall_s: float  # for which the trainer stalls
+    checkpoint_write_s: float  # until the checkpoint is complete
+    spread: tuple[float, ...] = (1.0,)  # factor on the passes' time, one per step, repeated in a cycle
 
 
 def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: float) -> EngineSpeeds:
-    """Prefill is taken at its mean cost for contexts of about this length."""
+    """The cost of prefill is its mean for contexts of this length."""
     return EngineSpeeds(
         decode_s=tuple(speed.decode_step_s(tp, n, 0.0) for n in range(concurrency + 1)),
         decode_s_per_context_token=speed.decode_step_s(tp, 1, 1.0) - speed.decode_step_s(tp, 1, 0.0),
@@ -41,7 +41,7 @@ def engine_speeds(speed: Speed, *, tp: int, concurrency: int, context_tokens: fl
 
 
 def trainer_speeds(speed: Speed, workload: PlannedWorkload, setup: TrainerSetup) -> TrainerSpeeds:
-    """The planner's step, shared out by floating-point operations: 1 for each pass of log-probs, 3 for forward and backward."""
+    """The planner's step, divided by floating-point operations: 1 for each log-prob pass, 3 for forward and backward."""
     cost = training_cost(workload, speed, setup)
     pushed_s = push_s(speed, setup)
     token_s = (cost.step_s - pushed_s) / (4 + workload.reference) / workload.trained_tokens

@@ -41,6 +41,6 @@ def test_block_that_is_out_of_date_is_made_anew_and_others_are_left() -> None:
     block = "```console\n$ python -m launch.plan experiment=kestrel_256 plan.show=[inputs]\nold\n```\n"
     other = "```console\n$ python -m launch.simulate --fast\nold\n```\n"
     made = renewed(block + other)
-    assert "256 KiB a token" in made
+    assert "256 KiB per token" in made
     assert other in made
     assert renewed(made) == made

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_one_gpu_cannot_be_shared(gpus: int) -> None:
-    with pytest.raises(ConfigError, match="one rank a GPU"):
+    with pytest.raises(ConfigError, match="one rank per GPU"):
         fit(gpus, H100, DEBUG, 768)
 
 

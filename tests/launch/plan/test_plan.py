@@ -149,12 +149,12 @@ def test_a_save_gathers_48_gb_a_rank_and_holds_the_trainer_for_three_seconds(stu
 def test_host_memory_of_a_trainer_node_is_told_with_its_reason(study: Study) -> None:
     # 8 ranks x 4e9 parameters x (12 gathered + 2 of the reference) = 448e9; with one bucket 8 x 4e9 x (20 + 2) = 704e9
     said = report(study, ["checkpoints"])
-    assert re.search(r"^host memory, a trainer node +448\.0 GB +448\.0 GB$", said, re.MULTILINE)
+    assert re.search(r"^host memory per trainer node +448\.0 GB +448\.0 GB$", said, re.MULTILINE)
     assert "12 bytes for each parameter of a rank's share, on every data-parallel rank" in said
     one_bucket = report(
         make_study(config("trainer.overlap_grad_reduce=false", "trainer.overlap_param_gather=false")), ["checkpoints"]
     )
-    assert re.search(r"^host memory, a trainer node +704\.0 GB +704\.0 GB$", one_bucket, re.MULTILINE)
+    assert re.search(r"^host memory per trainer node +704\.0 GB +704\.0 GB$", one_bucket, re.MULTILINE)
 
 
 def test_sandboxes_take_32_seconds_of_the_pool(study: Study) -> None:
@@ -334,12 +334,12 @@ def test_failures_cost_time_in_which_nodes_fail_too(study: Study) -> None:
     # a step of 100 s, saved every k steps of 3.1 s stall; T = steps x (100 + 3.1 / k) + T x lost / MTBF
     found = reliability(study.searches[STATED].speed, SIXTEEN_NODES, steps=600, step_s=100)
     work_s = 600 * (100 + found.stall_s / found.interval_steps)
-    assert found.run_s == pytest.approx(work_s + found.trainer_failures * found.lost_s_a_failure)
+    assert found.run_s == pytest.approx(work_s + found.trainer_failures * found.lost_s_per_failure)
 
 
 def test_lost_node_is_no_what_if_where_none_would_be_left(study: Study) -> None:
     small = replace(study, cluster=replace(study.cluster, nodes=1))
-    assert {"a node is lost for good", "two nodes are"} & {change.what for change in small.what_ifs} == set()
+    assert {"one node is lost", "two nodes are"} & {change.what for change in small.what_ifs} == set()
     assert {change.what for change in study.what_ifs} == {change.what for change in WHAT_IFS}
 
 
@@ -362,7 +362,7 @@ def test_lost_node_is_no_what_if_where_none_would_be_left(study: Study) -> None:
         ("cluster.nodes=-3", "cluster.nodes=-3: must be at least 1"),
         ("plan.completion_tokens=nan", "plan.completion_tokens=nan: must be a finite number"),
         ("plan.prompt_tokens=0", "plan.prompt_tokens=0.0: must be above 0"),
-        ("plan.prompt_tokens=5000", "plan.prompt_tokens=5000: the mean cannot be above data.max_prompt_tokens=4096"),
+        ("plan.prompt_tokens=5000", "plan.prompt_tokens=5000: the mean prompt cannot be longer than data.max_prompt_tokens=4096"),
         ("plan.hbm_gb_s=0", "plan.hbm_gb_s=0.0: must be above 0"),
         ("cluster.nodes=0", "cluster.nodes=0: must be at least 1"),
         ("model.shape.kv_heads=0", "model.shape.kv_heads=0: give model.path a Hugging Face folder"),
@@ -415,7 +415,7 @@ def test_the_job_is_configured_as_the_plan_says(study: Study) -> None:
 
 
 def test_a_node_lost_for_good_is_the_fleet_s_and_costs_little(study: Study) -> None:
-    lost = next(change for change in WHAT_IFS if change.what == "a node is lost for good")
+    lost = next(change for change in WHAT_IFS if change.what == "one node is lost")
     plan = study.best[CALIBRATED]
     after = lost.unchanged_split(plan)
     assert after.generation.fleet.engines == plan.generation.fleet.engines - 8 // plan.generation.fleet.tp

@@ -30,7 +30,7 @@ def test_answer_comes_first_and_holds_what_was_asked() -> None:
     text = run(["experiment=kestrel_256", "plan.show=[answer,inputs]"])
     first, _, rest = text.partition("\n\n== inputs ==")
     assert rest and first.startswith("== answer ==\nkestrel-32b on 256 GPUs: 600 steps take ")
-    asked = ("with failures", "a step", "limited by", "fewest GPUs for 48 h", "nodes, trainer + fleet", "trainer", "fleet")
+    asked = ("run, with failures", "one step", "limited by", "fewest GPUs for 48 h", "nodes, trainer + fleet", "trainer", "fleet")
     places = [re.search(rf"^{re.escape(what)}  ", first, re.MULTILINE) for what in asked]
     assert all(places) and [found.start() for found in places if found] == sorted(found.start() for found in places if found)
     assert next(iter(SECTIONS)) == "answer"
@@ -56,7 +56,7 @@ def test_every_section_prints_something(section: str) -> None:
 
 
 def test_unknown_section_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no section 'anser'; there are answer, inputs, estimate"):
+    with pytest.raises(ConfigError, match="no section 'anser'; choose from answer, inputs, estimate"):
         run(["experiment=kestrel_256", "plan.show=[anser]"])
 
 

@@ -330,7 +330,7 @@ def test_steps_done_again_are_drawn_once() -> None:
 def test_a_run_that_cannot_move_says_so_with_who_waits_for_what() -> None:
     base = scenario()
     gone = replace(base.failures, planned=((1.0, 0), (1.0, 1)), engine_restart_s=inf)
-    said = r"nothing moves since 10 s .*the trainer, at version 0, is waiting for a batch; 0 of \d engines .*; 2 nodes were lost"
+    said = r"no progress since 10 s .*the trainer, at version 0, is waiting for a batch; 0 of \d engines .*; 2 nodes were lost"
     with pytest.raises(SimulationError, match=said):
         simulate(replace(base, failures=gone))
 
