@@ -150,7 +150,7 @@ def test_host_memory_of_a_trainer_node_is_told_with_its_reason(study: Study) -> 
     # 8 ranks x 4e9 parameters x (12 gathered + 2 of the reference) = 448e9; with one bucket 8 x 4e9 x (20 + 2) = 704e9
     said = report(study, ["checkpoints"])
     assert re.search(r"^host memory per trainer node +448\.0 GB +448\.0 GB$", said, re.MULTILINE)
-    assert "12 bytes for each parameter of a rank's share, on every data-parallel rank" in said
+    assert "12 bytes per parameter of a rank's share, on every data-parallel rank" in said
     one_bucket = report(
         make_study(config("trainer.overlap_grad_reduce=false", "trainer.overlap_param_gather=false")), ["checkpoints"]
     )
