@@ -1,10 +1,13 @@
 """The fallback where this process may not make namespaces but bubblewrap may (it is setuid, or the host trusts only its profile).
 
-Speaks to the judge as the zygote does (`jail`), and starts every job as a new Python under `bwrap`, confined by the same rlimits
-and the same system call filter. That costs a cold interpreter a job. Where the host lets bubblewrap keep no capability (a setuid
-bwrap, some AppArmor profiles) one thing is weaker: the number of files in /tmp is not limited.
+It speaks to the judge as the zygote does. It starts every job as a new Python under `bwrap`, confined by the same rlimits and the
+same system call filter. That costs one start of Python per job. Where the host lets bubblewrap keep no capability (a setuid
+bwrap, some AppArmor profiles), one thing is weaker: the number of files in /tmp is not limited.
 
-Started by `reward.sandbox.sandbox` as a script; as `bubblewrap.py --job LIMITS FILES VIRTUAL_BYTES` it is the job itself, inside.
+No job runs as root of this host, who owns its device files: under a root judge each job takes a user id that nobody else has.
+
+`reward.sandbox.sandbox` starts this file as a script. `bubblewrap.py --job LIMITS FILES VIRTUAL_BYTES UID` is the job itself,
+inside.
 """
 
 import json
@@ -26,7 +29,23 @@ del sys.path[0]
 START_S = 20.0
 INSIDE = "/jail/reward/jail"  # where the job finds this folder
 STATUS_FD = zygote.RESERVED_FDS - 1
-JOB_ID = 1000
+JOB_ID = 1000  # inside the user namespace of an ordinary user's job
+AS_ROOT = (
+    "--unshare-ipc",
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--cap-drop",
+    "ALL",
+    "--cap-add",
+    "CAP_SYS_ADMIN",
+    "--cap-add",
+    "CAP_SETUID",
+    "--cap-add",
+    "CAP_SETGID",
+)
+AS_USER = ("--unshare-user", "--unshare-all", "--uid", str(JOB_ID), "--gid", str(JOB_ID), "--cap-drop", "ALL")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
@@ -36,8 +55,9 @@ class Wrapped(zygote.Starter):
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
         super().__init__(control)
         self.settings = settings
-        self.capabilities = ["--cap-add", "CAP_SYS_ADMIN"] if _keeps_capabilities(settings["bwrap"]) else []
+        self.isolation = find_isolation(settings["bwrap"], is_root=bool(settings["job_ids"]))
         self.virtual_bytes = zygote.measure_virtual_bytes()
+        self.started = 0
         self.states: dict[int, tuple[int, int]] = {}  # pid of bwrap -> (where it says more, the job's pid)
 
     def spawn(self, limits: bytes, fds: Sequence[int]) -> int:
@@ -46,7 +66,7 @@ class Wrapped(zygote.Starter):
         command = [
             self.settings["bwrap"],
             *self._arguments(Limits.unpack(limits).disk_bytes),
-            *self._job(limits, len(fds)),
+            *self._job(limits, len(fds), self._next_uid()),
         ]
         pid = os.posix_spawn(command[0], command, {}, file_actions=[*moves, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)])
         os.close(theirs)
@@ -70,16 +90,24 @@ class Wrapped(zygote.Starter):
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code > 128 else code
 
-    def _job(self, limits: bytes, files: int) -> list[str]:
+    def _next_uid(self) -> int:
+        """The user id of the next job on this host. A root judge has one for each: a dying job still counts against its own."""
+        first, count = self.settings["job_ids"] or (JOB_ID, 1)
+        self.started += 1
+        return int(first + self.started % count)
+
+    def _job(self, limits: bytes, files: int, uid: int) -> list[str]:
         python = ["-s", "-S", "-P", "-B", "-X", "utf8", f"{INSIDE}/{os.path.basename(__file__)}"]
-        return [os.path.realpath(sys.executable), *python, "--job", limits.hex(), str(files), str(self.virtual_bytes)]
+        return [os.path.realpath(sys.executable), *python, "--job", limits.hex(), str(files), str(self.virtual_bytes), str(uid)]
 
     def _arguments(self, disk_bytes: int) -> list[str]:
         executable = os.path.realpath(sys.executable)
-        arguments = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail"]
-        arguments += ["--uid", str(JOB_ID), "--gid", str(JOB_ID), "--cap-drop", "ALL", *self.capabilities, "--clearenv"]
+        arguments = [*self.isolation, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail", "--clearenv"]
         for name, value in {**zygote.ENVIRONMENT, **self.settings["environment"]}.items():
             arguments += ["--setenv", name, value]
+        shown = [executable, INSIDE, *self.settings["folders"], *(f"/dev/{name}" for name in zygote.DEVICES)]
+        for folder in sorted({parent for path in shown for parent in parents(path)}):
+            arguments += ["--perms", "0755", "--dir", folder]  # bubblewrap makes some that only root can enter
         for path in LIBRARIES:
             if os.path.islink(path):
                 arguments += ["--symlink", os.readlink(path), path]
@@ -98,15 +126,27 @@ class Wrapped(zygote.Starter):
         return [*arguments, "--json-status-fd", str(STATUS_FD), "--"]
 
 
-def _keeps_capabilities(bwrap: str) -> bool:
-    """Whether a job may still mount: in its own user namespace, before it confines itself."""
-    command = [bwrap, "--unshare-user", "--cap-add", "CAP_SYS_ADMIN", "--ro-bind", "/", "/", "--", "/bin/true"]
-    return subprocess.run(command, capture_output=True, timeout=START_S).returncode == 0
+def parents(path: str) -> set[str]:
+    """The folders that a path lies in, apart from the root."""
+    folder = os.path.dirname(path)
+    return set() if folder == "/" else {folder} | parents(folder)
+
+
+def find_isolation(bwrap: str, *, is_root: bool) -> tuple[str, ...]:
+    """The arguments that isolate a job: where the host allows it, with the right to mount until it confines itself. Raises
+    OSError where bubblewrap does not work here."""
+    said = b""
+    for arguments in (AS_ROOT,) if is_root else ((*AS_USER, "--cap-add", "CAP_SYS_ADMIN"), AS_USER):
+        done = subprocess.run([bwrap, *arguments, "--ro-bind", "/", "/", "--", "/bin/true"], capture_output=True, timeout=START_S)
+        if done.returncode == 0:
+            return arguments
+        said = done.stderr
+    raise OSError(f"{bwrap} does not work here: {said.decode(errors='replace').strip()}")
 
 
 def main() -> None:
     if sys.argv[1] == "--job":
-        run_job(Limits.unpack(bytes.fromhex(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]))
+        run_job(Limits.unpack(bytes.fromhex(sys.argv[2])), *map(int, sys.argv[3:]))
     control = zygote.take_control(sys.argv[1])
     try:
         starter = Wrapped(control, json.loads(sys.argv[2]))
@@ -116,7 +156,7 @@ def main() -> None:
     starter.serve()
 
 
-def run_job(limits: Limits, files: int, virtual_bytes: int) -> None:
+def run_job(limits: Limits, files: int, virtual_bytes: int, uid: int) -> None:
     """Confines this process and runs what the judge sends. Never returns."""
     try:
         os.closerange(confine.first_unused_fd(files), confine.OPEN_MAX)
@@ -124,8 +164,13 @@ def run_job(limits: Limits, files: int, virtual_bytes: int) -> None:
         with suppress(PermissionError):  # bubblewrap's own /tmp stays
             linux.mount("job", "/tmp", "tmpfs", confine.FOLDER_FLAGS, confine.folder_options(limits.disk_bytes))
             os.chdir("/tmp")
+            for name in zygote.DEVICES:
+                flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NOEXEC
+                linux.mount("none", f"/dev/{name}", None, flags)
+        if os.getuid() == 0:
+            os.setgroups([])
         confine.confine_for_all()
-        if failed := confine.wrapped(limits, virtual_bytes, seccomp.Filter(seccomp.program(platform.machine()))).take():
+        if failed := confine.wrapped(limits, uid, virtual_bytes, seccomp.Filter(seccomp.program(platform.machine()))).take():
             harness.write_frame({"unconfined": failed})
             os._exit(1)
         os.write(harness.CHANNEL_FD, zygote.CONFINED)

@@ -92,7 +92,8 @@ def decode(data: Any, depth: int = 0) -> Any:
 def same(left: object, right: object, tolerance: float | None = None) -> bool:
     """Equal in type and value, all the way down: 1 is neither True nor 1.0; NaN is NaN.
 
-    With a `tolerance` (relative and absolute), numbers may differ by so much, and an int may stand for a float.
+    With a `tolerance` (relative and absolute), a number may differ by so much from an expected float, and an expected integer may
+    be a float of exactly that value.
     """
     return matches(encode(left), right, tolerance)
 
@@ -252,7 +253,7 @@ def _scalar_matches(data: Any, expected: object, tolerance: float | None) -> boo
             return False
         data = decode(data)
     if tolerance is not None and _is_number(data) and _is_number(expected):
-        return _close(data, expected, tolerance)  # type: ignore[arg-type]
+        return data == expected or (isinstance(expected, float) and _close(data, expected, tolerance))
     if type(data) is not type(expected):
         return False
     return data == expected or encode(data) == encode(expected)  # the latter for NaN

@@ -25,8 +25,11 @@ SAME_FOR_ALL = {
     resource.RLIMIT_MEMLOCK: 0,
     resource.RLIMIT_MSGQUEUE: 0,
     resource.RLIMIT_SIGPENDING: 256,
-    resource.RLIMIT_STACK: 120 << 20,
 }
+STACK_BYTES = 120 << 20  # of the main thread; programs for contests may ask for more
+STACK_ROOM_BYTES = 1 << 30
+"""Address space beyond the memory limit, because a thread reserves the whole stack that it asks for and uses little of it. The
+judge holds a job to the memory that it uses (`reward.sandbox.job`); this bounds it until the judge looks."""
 _NUMBERS = seccomp.numbers(platform.machine())
 _syscall = linux.libc.syscall
 _CAPABILITY_HEADER = struct.pack("=Ii", linux.CAPABILITY_VERSION_3, 0)
@@ -69,6 +72,8 @@ def confine_for_all() -> None:
     for kind, wanted in SAME_FOR_ALL.items():
         bound = _bound(kind, wanted)
         resource.setrlimit(kind, (bound, bound))
+    _, ceiling = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (_bound(resource.RLIMIT_STACK, STACK_BYTES), ceiling))
     linux.no_new_privileges()
 
 
@@ -79,6 +84,7 @@ class ForkSteps(Steps):
         super().__init__()
         self._files = [self.add("dup3", 0, target, 0)[1] for target in JOB_FDS[:files]]
         self.add("close_range", first_unused_fd(files), (1 << 31) - 1, 0)
+        self.add("setsid")  # `kill(0, 9)` reaches the whole process group, in whatever pid namespace its members are
         self.add("unshare", linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
         self.add("mount", b"job", b"/tmp", b"tmpfs", FOLDER_FLAGS, folder_options(limits.disk_bytes).encode())
         self.add("chdir", b"/tmp")
@@ -92,10 +98,10 @@ class ForkSteps(Steps):
             place.value = uid
 
 
-def wrapped(limits: Limits, virtual_bytes: int, syscalls: seccomp.Filter) -> Steps:
+def wrapped(limits: Limits, uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> Steps:
     """For a process of its own, which is where it belongs already."""
     steps = Steps()
-    _add_limits(steps, limits, os.getuid(), virtual_bytes, syscalls)
+    _add_limits(steps, limits, uid, virtual_bytes, syscalls)
     return steps
 
 
@@ -111,7 +117,7 @@ def _add_limits(steps: Steps, limits: Limits, uid: int, virtual_bytes: int, sysc
     """Returns where the user id stands in them."""
     for kind, wanted in (
         (resource.RLIMIT_CPU, math.ceil(limits.cpu_s) + 1),  # the judge ends a job at the exact limit; this if it cannot
-        (resource.RLIMIT_AS, virtual_bytes + limits.memory_bytes),
+        (resource.RLIMIT_AS, virtual_bytes + limits.memory_bytes + STACK_ROOM_BYTES),
         (resource.RLIMIT_FSIZE, limits.disk_bytes),
         (resource.RLIMIT_NPROC, limits.threads),
     ):

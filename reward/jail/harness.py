@@ -200,23 +200,19 @@ def describe(error: BaseException) -> str:
 
 
 def _finish(module: types.ModuleType, has_loose_ends: bool) -> None:
-    """What the interpreter does at its end: waits for threads, runs atexit, flushes files that were left open."""
+    """What the interpreter does at its end: waits for threads, runs atexit, flushes its streams and files that were left open."""
     if threading.active_count() > 1 or threading._threading_atexits:  # type: ignore[attr-defined]
         threading._shutdown()  # type: ignore[attr-defined]
     if atexit._ncallbacks():
         atexit._run_exitfuncs()
-    _flush()
+    guard(lambda: sys.stdout.flush())  # may be an object of the program's own, and its errors count for nothing
+    sys.stdout = sys.__stdout__
     module.__dict__.clear()
     if has_loose_ends:
         gc.collect()
-    _flush()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.__stdout__):
-        with suppress(ValueError):  # closed, or detached from what it wrote to
-            if stream is not None:
-                stream.flush()
+    with suppress(ValueError):  # closed, or detached from what it wrote to
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def fresh_interpreter() -> None:

@@ -30,20 +30,22 @@ class Ending(StrEnum):
 
     EXITED = "exited"  # by itself, or by a signal of its own making
     CPU = "cpu"  # it used its CPU seconds
-    ASLEEP = "asleep"  # the wall limit passed and it had hardly run
+    ASLEEP = "asleep"  # it slept for longer than it may
     STARVED = "starved"  # the host gave it no time to run
     FLOOD = "flood"  # it wrote more than is kept
+    MEMORY = "memory"  # it used more memory than it may
     STOPPED = "stopped"  # the judge wanted no more of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one job may use in all; the kernel holds it to this."""
+    """What one job may use in all. The kernel holds it to this, and the judge to the exact memory and output."""
 
     cpu_s: float = 8.0
     memory_bytes: int = 1 << 30
     disk_bytes: int = 64 << 20
     threads: int = 128
+    output_bytes: int = OUTPUT_BYTES  # written to stdout
 
     def pack(self) -> bytes:
         """As a zygote gets them; CPU time in whole seconds, rounded up."""
@@ -62,14 +64,11 @@ EXIT = struct.Struct("<IidQ")  # the zygote's: number, exit code or minus the si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What a job may use until the next thing that is waited for."""
+    """What a job may use until the judge has what it waits for."""
 
     cpu_s: float
+    asleep_s: float = 5.0  # since the job's start: neither running nor waiting for a core
     answer_bytes: int = OUTPUT_BYTES
-
-    @property
-    def wall_s(self) -> float:
-        return 4.0 * self.cpu_s + 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +79,7 @@ class End:
     status: int  # exit code, or minus the signal's number
     cpu_s: float
     wall_s: float
+    asleep_s: float
     peak_bytes: int
-    output: bytes  # what it wrote to stdout, at most OUTPUT_BYTES
+    output: bytes  # what it wrote to stdout, at most Limits.output_bytes; nothing where it used too much memory
     of_partner: bool = False  # it is the end of the other one of two jobs that were waited for

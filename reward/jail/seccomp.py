@@ -5,7 +5,7 @@ What is not listed fails with EPERM. Left out on purpose, each for a reason that
 - new processes (fork, vfork, clone without CLONE_THREAD, exec), so that a job is one process and its memory limit holds;
 - namespaces, mounts, capabilities, ids, ptrace, bpf, io_uring, keyctl, userfaultfd, perf, pidfd, other processes' memory;
 - sockets other than an AF_UNIX pair (asyncio needs one), and sendmsg, which can carry open files;
-- memory that RLIMIT_AS does not see: memfd, System V and POSIX shared memory;
+- memory that no limit counts: memfd, System V and POSIX shared memory, and sockets with larger buffers (setsockopt);
 - channels between jobs over shared read-only files: file locks, leases, inotify, mincore.
 
 Filters only add up, and installing a long one costs a job more than forking. So a zygote confines itself to what its jobs and
@@ -37,7 +37,7 @@ _ALLOWED = """
     msync 26 227, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20,
     epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd 284 -, eventfd2 290 19, sendto 44 206,
     recvfrom 45 207, shutdown 48 210, getsockname 51 204, getpeername 52 205,
-    getsockopt 55 209, setsockopt 54 208, futex 202 98, set_robust_list 273 99, get_robust_list 274 100,
+    getsockopt 55 209, futex 202 98, set_robust_list 273 99, get_robust_list 274 100,
     set_tid_address 218 96, rseq 334 293, membarrier 324 283, gettid 186 178, exit 60 93, exit_group 231 94,
     arch_prctl 158 -, sched_yield 24 124, sched_getaffinity 204 123, sched_getparam 143 121, sched_getscheduler 145 120,
     sched_get_priority_max 146 125, sched_get_priority_min 147 126, getpriority 140 141, rt_sigaction 13 134,
@@ -63,8 +63,8 @@ _CHOSEN: dict[str, tuple[tuple[int, int], int, tuple[int, ...], int]] = {
 }
 # What a zygote needs to start a job and a job does not; `clone`, and `prctl` with any argument, besides.
 _ZYGOTES = """
-    unshare 272 97, setns 308 268, mount 165 40, setresuid 117 147, setresgid 119 149, capset 126 91, recvmsg 47 212,
-    sendmsg 46 211, pidfd_open 434 434, pidfd_send_signal 424 424,
+    setsid 112 157, unshare 272 97, setns 308 268, mount 165 40, setresuid 117 147, setresgid 119 149, capset 126 91,
+    recvmsg 47 212, sendmsg 46 211, pidfd_open 434 434, pidfd_send_signal 424 424,
 """
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)

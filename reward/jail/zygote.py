@@ -148,8 +148,8 @@ def _build_root(sources: list[Source], hidden: list[str]) -> None:
         if not source.is_folder:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND)
-        closed = 0 if source.is_device else linux.MS_RDONLY | linux.MS_NODEV
-        flags = source.flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_NOSUID | closed
+        closed = 0 if source.is_device else linux.MS_NODEV  # a device on a read-only mount can be written to, not changed
+        flags = source.flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_NOSUID | linux.MS_RDONLY | closed
         linux.mount("none", target, None, flags)
         for name in hidden:
             if source.is_folder and os.path.isdir(folder := os.path.join(target, name)):
@@ -184,7 +184,7 @@ class Starter:
 
     def serve(self) -> None:
         self.poll.register(self.control, select.POLLIN)
-        send(self.control, {"ready": True})
+        send(self.control, {"ready": measure_resident_bytes()})
         while True:
             for fd, _ in self.poll.poll():
                 if fd == self.control.fileno():
@@ -286,6 +286,11 @@ def take_control(fd: str) -> socket.socket:
 def measure_virtual_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def measure_resident_bytes() -> int:
+    """The memory that this process uses, and so each fork of it before it does anything."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:

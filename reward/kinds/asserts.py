@@ -20,7 +20,7 @@ from typing import Any
 
 from reward import claims
 from reward.jail import codec
-from reward.jail.limits import Allowance, End, Ending, SandboxError
+from reward.jail.limits import End, Ending, SandboxError
 from reward.kinds.calls import CallsGrader, NotData, of_claims
 from reward.kinds.code_task import CodeTask, read_entry_point, read_shared
 from reward.kinds.extract import Extracted
@@ -29,7 +29,6 @@ from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.units import Unit, read_unit
 from reward.kinds.usage import (
     INFRASTRUCTURE_RETRIES,
-    MIN_CPU_S,
     Spoilt,
     Usage,
     bad_end,
@@ -84,6 +83,7 @@ class AssertsGrader:
         self.candidate: Job | None = None
         self.tests: Job | None = None
         self.broken = False  # the code does not even load: no test can pass
+        self.used_too_much = False  # memory, which the kernel tells at the end
 
     def run(self) -> int:
         passed = 0
@@ -97,7 +97,7 @@ class AssertsGrader:
                     passed += 1
         finally:
             self._stop()
-        return passed
+        return 0 if self.used_too_much else passed
 
     def _unit_with_retry(self, index: int) -> str:
         while True:
@@ -166,11 +166,12 @@ class AssertsGrader:
     def _wait(self, tests: Job) -> bytes | str:
         """The next frame of the tests, or why there will be none: then neither job runs any more."""
         spent_s = self.candidate.cpu_s() if self.candidate is not None else 0.0
-        allowance = Allowance(cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, self.usage.left_s() - spent_s)))
+        allowance = self.usage.allowance(self.task.test_cpu_limit_s, running_cpu_s=spent_s)
         frame = tests.wait_frame(allowance, partner=self.candidate)
         if not isinstance(frame, End):
             return frame
         whose = "" if frame.of_partner else "the tests: "
+        self.usage.asleep_s += frame.asleep_s
         self._stop()
         reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
         if frame.ending in (Ending.ASLEEP, Ending.STARVED):
@@ -184,7 +185,11 @@ class AssertsGrader:
             if tests is not None:
                 tests.stop()
             if candidate is not None:
-                self.usage.cpu_s += candidate.stop().cpu_s
+                end = candidate.stop()
+                self.usage.cpu_s += end.cpu_s
+                if end.ending is Ending.MEMORY:
+                    self.used_too_much = True
+                    self.usage.fail(bad_end(end, self.usage.allowance(self.task.test_cpu_limit_s), self.usage))
 
 
 def _takes(setup: str, code: str, entry_point: str) -> dict[str, list[str]]:

@@ -17,13 +17,12 @@ from typing import Any
 
 from reward.claims import Claim
 from reward.jail import codec
-from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, SandboxError
+from reward.jail.limits import OUTPUT_BYTES, End, Ending, SandboxError
 from reward.kinds.code_task import CodeTask, read_entry_point, read_object, read_shared, read_tolerance
 from reward.kinds.extract import Extracted
 from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.usage import (
     INFRASTRUCTURE_RETRIES,
-    MIN_CPU_S,
     Spoilt,
     Usage,
     bad_end,
@@ -154,6 +153,7 @@ class CallsGrader:
         self.program = task.program(extracted, "calls", entry_point=entry_point)
         self.job: Job | None = None
         self.broken = False  # the code does not even load: no test can pass
+        self.used_too_much = False  # memory, which the kernel tells at the end
 
     def run(self) -> int:
         passed = 0
@@ -165,7 +165,7 @@ class CallsGrader:
                     break
         finally:
             self._stop()
-        return passed
+        return 0 if self.used_too_much else passed
 
     def _passes_with_retry(self, index: int) -> bool:
         while True:
@@ -227,14 +227,11 @@ class CallsGrader:
         """The job's answer, or why there will be none."""
         if self.job is None:
             return "there is no job"
-        allowance = Allowance(
-            cpu_s=min(self.task.test_cpu_limit_s, max(MIN_CPU_S, self.usage.left_s() - self.job.cpu_s())),
-            answer_bytes=answer_bytes,
-        )
+        allowance = self.usage.allowance(self.task.test_cpu_limit_s, running_cpu_s=self.job.cpu_s(), answer_bytes=answer_bytes)
         frame = self.job.wait_frame(allowance)
         if isinstance(frame, End):
             self.job = None
-            self.usage.cpu_s += frame.cpu_s
+            self.usage.add(frame)
             reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
             if frame.ending in (Ending.ASLEEP, Ending.STARVED):
                 raise Spoilt(reason)
@@ -248,4 +245,8 @@ class CallsGrader:
         if self.job is not None:
             job, self.job = self.job, None
             with suppress(SandboxError):  # what it returned is already judged
-                self.usage.cpu_s += job.stop().cpu_s
+                end = job.stop()
+                self.usage.add(end)
+                if end.ending is Ending.MEMORY:
+                    self.used_too_much = True
+                    self.usage.fail(bad_end(end, self.usage.allowance(self.task.test_cpu_limit_s), self.usage))

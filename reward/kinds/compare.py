@@ -1,12 +1,14 @@
 """Is the printed output the expected one? Pure, and linear in the size of both.
 
-Without a tolerance: the same lines, trailing white space and trailing empty lines apart. With one: the same tokens on each
-line, where two tokens that are both decimal numbers may differ by so much.
+Without a tolerance, the lines must be the same, apart from trailing white space and trailing empty lines. With one, the tokens of
+each line must be the same, but where a decimal number is expected, another number may differ from it by the tolerance. An
+expected integer, such as 1000000007, must be printed exactly.
 """
 
 import math
 import re
 
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -36,6 +38,6 @@ def _close_line(got: str, expected: str, tolerance: float) -> bool:
 def _close_token(got: str, expected: str, tolerance: float) -> bool:
     if got == expected:
         return True
-    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
+    if _INTEGER.fullmatch(expected) or not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return False
     return math.isclose(float(got), float(expected), rel_tol=tolerance, abs_tol=tolerance)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reward.jail import codec
-from reward.jail.limits import Allowance, End, Ending, SandboxError
+from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, SandboxError
 from reward.kinds.code_task import CodeTask, read_object, read_shared, read_text, read_tolerance
 from reward.kinds.compare import same_output
 from reward.kinds.extract import Extracted
@@ -46,8 +46,7 @@ class StdioTask(CodeTask):
 
     def _why_not(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> str:
         """Why the test does not pass, or nothing."""
-        allowance = Allowance(cpu_s=min(self.test_cpu_limit_s, usage.left_s()))
-        job, end = self._run(test.input.encode(), allowance, extracted, sandbox, usage)
+        job, end, allowance = self._run(test, extracted, sandbox, usage)
         if reason := bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
             return reason
         output = end.output.decode("utf-8", "replace")
@@ -55,19 +54,21 @@ class StdioTask(CodeTask):
             return ""
         return f"printed {codec.shorten(output)}, expected {codec.shorten(test.output)}"
 
-    def _run(self, stdin: bytes, allowance: Allowance, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> tuple[Job, End]:
-        """One run of the program, repeated where the host may have spoilt it."""
+    def _run(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> tuple[Job, End, Allowance]:
+        """One run of the program, repeated where the host may have starved it."""
+        stdin, output_bytes = test.input.encode(), OUTPUT_BYTES + len(test.output.encode())
         while True:
-            job = sandbox.start(usage.limits(), stdin=stdin)
+            allowance = usage.allowance(self.test_cpu_limit_s)
+            job = sandbox.start(usage.limits(output_bytes=output_bytes), stdin=stdin)
             try:
                 job.send(self.program(extracted, "stdio"))
                 end = job.wait_end(allowance)
             except SandboxError as error:
                 retry_or_raise(error, usage)
                 continue
-            usage.cpu_s += end.cpu_s
+            usage.add(end)
             if end.ending not in (Ending.ASLEEP, Ending.STARVED) or usage.retries >= INFRASTRUCTURE_RETRIES:
-                return job, end
+                return job, end, allowance
             usage.retries += 1
 
 

@@ -8,10 +8,12 @@ from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
 
 INFRASTRUCTURE_RETRIES = 1
-"""Runs that the host spoilt are tried again so often. It is little, because a job can look spoilt on purpose (by sleeping):
-after it, the completion fails like any other."""
+"""A run that was starved of CPU, or that slept for too long, is repeated this often. Then it counts as a failure, so code cannot
+gain by faking starvation."""
 
 MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests would fail for what the others used
+ASLEEP_SHARE = 0.5  # of its CPU limit: so long may one job sleep, and all jobs of a completion twice as long
+ASLEEP_S = 0.5  # and so long besides
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Usage:
     cpu_limit_s: float
     memory_bytes: int
     cpu_s: float = 0.0
+    asleep_s: float = 0.0
     retries: int = 0
     timed_out: bool = False
     reasons: list[str] = field(default_factory=list)
@@ -32,9 +35,22 @@ class Usage:
     def left_s(self) -> float:
         return max(MIN_CPU_S, self.cpu_limit_s - self.cpu_s)
 
-    def limits(self) -> Limits:
+    def add(self, end: End) -> None:
+        self.cpu_s += end.cpu_s
+        self.asleep_s += end.asleep_s
+
+    def limits(self, *, output_bytes: int = OUTPUT_BYTES) -> Limits:
         """Of the next job."""
-        return Limits(cpu_s=self.left_s(), memory_bytes=self.memory_bytes)
+        return Limits(cpu_s=self.left_s(), memory_bytes=self.memory_bytes, output_bytes=output_bytes)
+
+    def allowance(self, test_cpu_limit_s: float, *, running_cpu_s: float = 0.0, answer_bytes: int = OUTPUT_BYTES) -> Allowance:
+        """Of the next test, in a job that has used `running_cpu_s` so far."""
+        may_sleep_s = ASLEEP_SHARE * self.cpu_limit_s + ASLEEP_S
+        return Allowance(
+            cpu_s=min(test_cpu_limit_s, max(MIN_CPU_S, self.left_s() - running_cpu_s)),
+            asleep_s=max(MIN_CPU_S, min(may_sleep_s, 2 * may_sleep_s - self.asleep_s)),
+            answer_bytes=answer_bytes,
+        )
 
 
 class Spoilt(Exception):
@@ -63,12 +79,14 @@ def bad_end(end: End, allowance: Allowance, usage: Usage) -> str:
         return f"used more than {allowance.cpu_s:.3g} CPU-seconds"
     if end.ending is Ending.ASLEEP:
         usage.timed_out = True
-        return f"not done after {end.wall_s:.3g} s, of which it ran {end.cpu_s:.2g} s"
+        return f"slept for {end.asleep_s:.3g} s, and more than {allowance.asleep_s:.3g} s are not allowed"
     if end.ending is Ending.STARVED:
         usage.timed_out = True
         return f"the host gave it {end.cpu_s:.2g} CPU-seconds in {end.wall_s:.3g} s"
     if end.ending is Ending.FLOOD:
-        return f"wrote more than {OUTPUT_BYTES} bytes"
+        return "wrote more than the test asks for"
+    if end.ending is Ending.MEMORY:
+        return f"used more than {usage.memory_bytes >> 20} MiB of memory"
     if end.status < 0:
         return f"died of signal {-end.status}"
     return ""

@@ -1,1 +1,5 @@
-"""The judge's side of a jail: starts jobs in it, watches their clocks, and reads what they say."""
+"""The judge's side of the jail: a sandbox starts jobs, watches them and keeps what they say."""
+
+from reward.sandbox.sandbox import Sandbox
+
+__all__ = ["Sandbox"]

@@ -51,6 +51,7 @@ def jail_settings(settings: Settings, environment: dict[str, str]) -> dict[str, 
         "hidden": ["site-packages", "dist-packages"],
         "environment": environment,
         "bwrap": find_bubblewrap(),
+        "job_ids": job_ids(),
     }
 
 
@@ -67,19 +68,26 @@ def package_paths(packages: tuple[str, ...]) -> list[str]:
     return paths
 
 
+def job_ids() -> tuple[int, int] | None:
+    """The first of the user ids that the jobs of a root judge may take, and how many there are; None for an ordinary user."""
+    first = _free_range("/proc/self/uid_map") if os.geteuid() == 0 else None
+    return None if first is None else (first, _ID_COUNT)
+
+
 def map_ids(pid: int) -> list[int]:
     """Gives the user namespace of `pid` its ids: as root a range far from any user, otherwise the caller's own.
 
     Returns the ids inside: the first is the zygote's, the others are for jobs. Id 0 is never mapped.
     """
-    free = _free_range("/proc/self/uid_map") if os.geteuid() == 0 else None
-    if free is None:
+    found = job_ids()
+    if found is None:
         Path(f"/proc/{pid}/setgroups").write_text("deny")
         Path(f"/proc/{pid}/gid_map").write_text(f"{_FIRST_ID} {os.getegid()} 1")
         Path(f"/proc/{pid}/uid_map").write_text(f"{_FIRST_ID} {os.geteuid()} 1")
         return [_FIRST_ID]
-    Path(f"/proc/{pid}/gid_map").write_text(f"{_FIRST_ID} {free} {_ID_COUNT}")
-    Path(f"/proc/{pid}/uid_map").write_text(f"{_FIRST_ID} {free} {_ID_COUNT}")
+    first, count = found
+    Path(f"/proc/{pid}/gid_map").write_text(f"{_FIRST_ID} {first} {count}")
+    Path(f"/proc/{pid}/uid_map").write_text(f"{_FIRST_ID} {first} {count}")
     return list(range(_FIRST_ID, _FIRST_ID + _ID_COUNT))
 
 

@@ -1,9 +1,9 @@
 """One confined process, seen from the judge: watches its clocks, moves its frames, keeps its output.
 
-What decides is CPU time, not wall time. A job is ended when it has used its CPU seconds; when it sleeps (its wall time, less
-its CPU time and the time it waited for a core, passes the wall limit); or when the host is so busy that a cap on wall time is
-reached, which says nothing about the job (`Ending.STARVED`). CPU time is read from the kernel's clock of the process, by a
-process id that the kernel vouches for, so a job can neither forge nor stop it.
+CPU time decides, not wall time. A job is ended when it has used its CPU seconds; when it has slept for too long (its wall time,
+less its CPU time and the time it waited for a core); or when the host is so busy that a cap on wall time is reached, which says
+nothing about the job (`Ending.STARVED`). CPU time is read from the kernel's clock of the process, by a process id that the kernel
+vouches for, so a job can neither forge nor stop it. Memory is what the job uses, not what it reserves: the kernel's own count.
 """
 
 import json
@@ -21,9 +21,10 @@ from reward.jail.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, 
 START_S = 30.0  # for a job to be confined, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
 NAP_S = 0.05  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
-CLOCK_S = 0.05  # at least so long between two looks at a job's clocks
-CANCEL_S = 0.5  # at most so long between two looks at whether the result is still wanted
-STARVED_FACTOR = 10.0  # wall limit times this is the cap whatever the host does
+CLOCK_S = 0.05  # between two looks at a job's clocks and memory
+STARVED_FACTOR = 40.0  # the CPU limit times this is the cap on wall time, whatever the host does
+STARVED_S = 10.0  # and so long besides
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Exit(NamedTuple):
@@ -51,18 +52,22 @@ class ZygoteLike(Protocol):
 class Job:
     """One confined process and the channel to it."""
 
-    def __init__(self, zygote: ZygoteLike, number: int, channel: socket.socket, output_fd: int) -> None:
+    def __init__(
+        self, zygote: ZygoteLike, number: int, channel: socket.socket, output_fd: int, memory_bytes: int, output_bytes: int
+    ) -> None:
         self.exit: Exit | None = None  # what the zygote says of its end
         self._zygote = zygote
         self._number = number
         self._channel: socket.socket | None = channel
         self._output_fd: int | None = output_fd
+        self._memory_bytes = memory_bytes
+        self._output_bytes = output_bytes
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._output = bytearray()
         self._pid = 0  # on this host; known once the job is confined
         self._is_new = True
-        self._started_s = time.monotonic()
+        self._started_s = self._confined_s = time.monotonic()
         channel.setblocking(False)
 
     @property
@@ -150,17 +155,16 @@ class Job:
                 for job in jobs:
                     job._finish(Ending.STOPPED)
                 raise Cancelled
-            wall_s = time.monotonic() - began_s
-            if wall_s > allowance.wall_s:
-                if wall_s > STARVED_FACTOR * allowance.wall_s:
-                    return Ending.STARVED, jobs[-1]
-                if wall_s - sum(job._delayed_s() for job in jobs) > allowance.wall_s:
-                    return Ending.ASLEEP, jobs[-1]
-            left_s = allowance.cpu_s - max(job.cpu_s() - s for job, s in zip(jobs, cpu_began_s, strict=True))
-            _move(jobs, min(CANCEL_S, max(CLOCK_S, left_s)))
+            if _asleep_s(jobs, beyond_s=allowance.asleep_s) > allowance.asleep_s:
+                return Ending.ASLEEP, jobs[-1]
+            if time.monotonic() - began_s > STARVED_FACTOR * allowance.cpu_s + STARVED_S:
+                return Ending.STARVED, jobs[-1]
+            _move(jobs, CLOCK_S)
             for job in jobs:
-                if len(job._output) > OUTPUT_BYTES or job._frame_bytes() > allowance.answer_bytes:
+                if len(job._output) > job._output_bytes or job._frame_bytes() > allowance.answer_bytes:
                     return Ending.FLOOD, job
+                if job._resident_bytes() > job._memory_bytes:
+                    return Ending.MEMORY, job
 
     def _nap(self, jobs: "list[Job]") -> None:
         """Lets a job that has just been started run undisturbed, until it is over or NAP_S have passed."""
@@ -240,6 +244,7 @@ class Job:
             return
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         self._pid = _peer_process(ancillary)
+        self._confined_s = time.monotonic()
         message = json.loads(self.take_frame() or b"{}")
         if "confined" not in message or not self._pid:
             self._finish(Ending.STOPPED)
@@ -251,6 +256,7 @@ class Job:
 
     def _finish(self, ending: Ending) -> End:
         """Makes sure that the job is dead, collects what it left, and gives up everything held for it."""
+        asleep_s = _asleep_s([self])
         try:
             if self.exit is None:
                 self._zygote.kill(self._number)
@@ -263,24 +269,37 @@ class Job:
         finally:
             self._zygote.forget(self._number)
             self.release()
-        if ending is Ending.EXITED and len(self._output) > OUTPUT_BYTES:
+        if ending is Ending.EXITED and len(self._output) > self._output_bytes:
             ending = Ending.FLOOD
+        if ending in (Ending.EXITED, Ending.STOPPED) and self.exit.peak_bytes > self._memory_bytes:
+            ending = Ending.MEMORY
         return End(
             ending=ending,
             status=self.exit.status,
             cpu_s=self.exit.cpu_s,
             wall_s=time.monotonic() - self._started_s,
+            asleep_s=asleep_s,
             peak_bytes=self.exit.peak_bytes,
-            output=bytes(self._output[:OUTPUT_BYTES]),
+            output=b"" if ending is Ending.MEMORY else bytes(self._output[: self._output_bytes]),
         )
 
     def _drain(self, deadline_s: float) -> None:
         """Reads what a dead job left in its pipes."""
         self._outgoing.clear()
-        while self._output_fd is not None and len(self._output) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
+        while self._output_fd is not None and len(self._output) <= self._output_bytes and time.monotonic() < deadline_s:
             self._read_output()
         while self._channel is not None and len(self._incoming) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
             self._move_frames()
+
+    def _resident_bytes(self) -> int:
+        """The memory that the job uses now; 0 once it is over."""
+        if not self._pid:
+            return 0
+        try:
+            with open(f"/proc/{self._pid}/statm") as file:
+                return int(file.read().split()[1]) * PAGE_BYTES
+        except (OSError, IndexError):
+            return 0
 
     def _delayed_s(self) -> float:
         """How long the job has waited for a core: the longest wait of its threads. 0 where the kernel does not say."""
@@ -292,6 +311,14 @@ class Job:
         except (OSError, IndexError, ValueError):
             pass
         return longest_ns / 1e9
+
+
+def _asleep_s(jobs: list[Job], *, beyond_s: float = 0.0) -> float:
+    """How long these jobs, which wait for one another, have neither run nor waited for a core since they were confined. Where it
+    cannot be more than `beyond_s`, that is returned: to ask the kernel costs more."""
+    wall_s = time.monotonic() - min(job._confined_s for job in jobs)
+    idle_s = wall_s - sum(job.cpu_s() for job in jobs)
+    return idle_s - sum(job._delayed_s() for job in jobs) if idle_s > beyond_s else beyond_s
 
 
 def _move(jobs: list[Job], timeout_s: float, *, reads: bool = True) -> None:

@@ -21,13 +21,18 @@ from pathlib import Path
 from typing import Self
 
 from reward import jail
-from reward.jail.limits import EXIT, NUMBER, Limits, SandboxError, SandboxUnavailable, ZygoteLost
+from reward.jail.limits import EXIT, NUMBER, Allowance, Limits, SandboxError, SandboxUnavailable, ZygoteLost
 from reward.sandbox.host import Settings, find_bubblewrap, jail_settings, map_ids, package_paths
 from reward.sandbox.job import EXIT_S, START_S, Exit, Job
 
 log = logging.getLogger("reward")
 
 JAIL = Path(jail.__path__[0])
+REFUSED = "this host refuses the isolation that model-written code needs"
+ADVICE = (
+    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a "
+    "container: a seccomp profile that permits unshare and mount)"
+)
 _JAIL, _BUBBLEWRAP = JAIL / "zygote.py", JAIL / "bubblewrap.py"
 
 
@@ -43,6 +48,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._jobs: dict[int, Job] = {}
+        self._resident_bytes = 0  # of a job that has done nothing yet
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -83,7 +89,9 @@ class Sandbox:
         stdin_fd = _sealed_file(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         output_fd, stdout_fd = os.pipe()
         os.set_blocking(output_fd, False)
-        self._jobs[number] = job = Job(self, number, ours, output_fd)
+        self._jobs[number] = job = Job(
+            self, number, ours, output_fd, self._resident_bytes + limits.memory_bytes, limits.output_bytes
+        )
         try:
             with theirs:
                 fds = [stdin_fd, stdout_fd, theirs.fileno(), *([] if link is None else [link.fileno()])]
@@ -138,7 +146,22 @@ class Sandbox:
                 self._control = self._fall_back(error)
             self.zygotes_started += 1
             self.kind = "zygote" if self.kind == "auto" else self.kind
+            if self.kind == "bubblewrap":
+                self._try_one_job()
         return self._control
+
+    def _try_one_job(self) -> None:
+        """Refuses a host on which bubblewrap starts and no job can run: each would score 0."""
+        try:
+            job = self._start(Limits(), b"", None)
+            job.send({"kind": "stdio", "code": "print(7)", "setup": "", "trim": False})
+            end = job.wait_end(Allowance(cpu_s=START_S))
+        except SandboxError as error:
+            self.close()
+            raise SandboxUnavailable(f"{REFUSED} under bubblewrap: {error}. {ADVICE}") from error
+        if end.output != b"7\n":
+            self.close()
+            raise SandboxUnavailable(f"{REFUSED} under bubblewrap: a job that prints 7 printed {end.output!r:.80}. {ADVICE}")
 
     def _fall_back(self, refusal: SandboxUnavailable) -> socket.socket:
         if find_bubblewrap() is None:
@@ -175,7 +198,7 @@ class Sandbox:
             if script is _JAIL:
                 self._expect(ours, "unshared")
                 ours.send(json.dumps({"ids": map_ids(process.pid)}).encode())
-            self._expect(ours, "ready")
+            self._resident_bytes = self._expect(ours, "ready")
         except (OSError, SandboxError) as error:
             ours.close()
             self.close()
@@ -185,18 +208,15 @@ class Sandbox:
         ours.settimeout(EXIT_S)
         return ours
 
-    def _expect(self, control: socket.socket, key: str) -> None:
+    def _expect(self, control: socket.socket, key: str) -> int:
         try:
             data = control.recv(1 << 16)
         except TimeoutError:
             raise SandboxError(f"the zygote was not {key} within {START_S:.0f} s: is this host overloaded?") from None
         message = json.loads(data) if data else {"failed": self._last_words()}
         if key not in message:
-            raise SandboxUnavailable(
-                f"this host refuses the isolation that model-written code needs: {message.get('failed')}. Allow "
-                "unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; "
-                "in a container: a seccomp profile that permits unshare and mount)"
-            )
+            raise SandboxUnavailable(f"{REFUSED}: {message.get('failed')}. {ADVICE}")
+        return int(message[key])
 
     def _last_words(self) -> str:
         """What a zygote that ended by itself had to say. One that was killed says nothing about this host."""

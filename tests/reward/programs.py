@@ -77,6 +77,11 @@ HONEST_STDIO = {
     "stdin readlines": "import sys\nprint(sum(map(int, sys.stdin.readlines()[0].split())))",
     "stdin replaced": "import sys, io\nsys.stdin = io.StringIO(sys.stdin.read())\nprint(sum(map(int, input().split())))",
     "fast IO class": "import os, sys\nfrom io import BytesIO, IOBase\nclass F(IOBase):\n    def __init__(s, f):\n        s._fd = f.fileno(); s.buffer = BytesIO(); s.writable = 'x' in f.mode or 'r' not in f.mode; s.write = s.buffer.write if s.writable else None\n    def readline(s):\n        b = os.read(s._fd, max(os.fstat(s._fd).st_size, 8192)); p = s.buffer.tell(); s.buffer.seek(0, 2), s.buffer.write(b), s.buffer.seek(p)\n        return s.buffer.readline()\n    def flush(s):\n        if s.writable: os.write(s._fd, s.buffer.getvalue()); s.buffer.truncate(0), s.buffer.seek(0)\ni = F(sys.stdin)\nprint(sum(map(int, i.readline().split())))",
+    "stdout of its own": "import sys, os\nclass W:\n    def __init__(self): self.parts = []\n    def write(self, text): self.parts.append(text)\n"
+    "    def flush(self):\n        os.write(1, ''.join(self.parts).encode())\n        self.parts.clear()\nsys.stdout = W()\nprint(sum(map(int, input().split())))",
+    "stdout of its own without flush": "import sys\nclass W:\n    def write(self, text): sys.__stdout__.write(text)\nsys.stdout = W()\nprint(sum(map(int, input().split())))",
+    "stdout of None": "import sys\nprint(sum(map(int, input().split())), flush=True)\nsys.stdout = None",
+    "stack limit lifted": "import resource, sys\nresource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\nprint(sum(map(int, input().split())))",
     "stdout reopened": "import os, sys\nsys.stdout = os.fdopen(1, 'w')\nprint(sum(map(int, input().split())))",
     "stdout duplicated": "import os, sys\nd = os.dup(1)\nsys.stdout = os.fdopen(d, 'w')\nprint(sum(map(int, input().split())))",
     "dup2 of stderr": "import os\nos.dup2(2, 9)\nos.dup2(1, 2)\nos.dup2(9, 1)\nos.write(2, b'%d' % sum(map(int, input().split())))",

@@ -200,3 +200,51 @@ def test_the_same_completion_gets_the_same_verdict(sandbox: Sandbox) -> None:
     code = "import random\ndef f(x):\n    return random.random() < 0.5 and list({'a', 'b', 'c', str(x)})[0] < 'c'"
     task = calls(*(([x], True) for x in range(20)), credit="fraction")
     assert len({verdict(task, code, sandbox).parts["tests_passed"] for _ in range(5)}) == 1
+
+
+def test_all_the_sleep_of_a_completion_has_one_limit(sandbox: Sandbox) -> None:
+    task = calls(*(([x], x) for x in range(20)), credit="fraction", cpu_limit_s=0.5)
+    result = verdict(task, "import time\ndef f(x):\n    time.sleep(0.4)\n    return x", sandbox)
+    assert (result.reward, result.parts["all_passed"]) != (1.0, 1.0)
+    assert result.wall_s < 5
+
+
+@pytest.mark.parametrize("kind", ["stdio", "calls"])
+def test_a_stack_may_be_larger_than_the_memory_limit_while_it_is_not_used(kind: str, sandbox: Sandbox) -> None:
+    code = "import sys, threading\nsys.setrecursionlimit(1 << 25)\nthreading.stack_size(1 << 29)\ndef f(x):\n    found = []\n"
+    code += "    def depth(k):\n        return 0 if k == 0 else 1 + depth(k - 1)\n"
+    code += "    t = threading.Thread(target=lambda: found.append(depth(x)))\n    t.start()\n    t.join()\n    return found[0]\n"
+    if kind == "calls":
+        assert verdict(calls(([5000], 5000), memory_limit_mb=256), code, sandbox).reason == ""
+    else:
+        task = parse_task({"kind": "stdio", "tests": [{"input": "5000", "output": "5000"}], "memory_limit_mb": 256})
+        assert verdict(task, code + "print(f(int(input())))", sandbox).reason == ""
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        calls(([3], 9), memory_limit_mb=64),
+        parse_task({"kind": "asserts", "entry_point": "f", "tests": ["x = f(3)\nassert x == 9"], "memory_limit_mb": 64}),
+        parse_task({"kind": "stdio", "tests": [{"input": "", "output": "9"}], "memory_limit_mb": 64}),
+    ],
+    ids=["calls", "asserts", "stdio"],
+)
+def test_memory_beyond_the_limit_costs_the_completion_even_where_it_was_given_back(task: Task, sandbox: Sandbox) -> None:
+    code = "def f(x):\n    data = b'x' * ({} << 20)\n    del data\n    return 9\nprint(f(3))"
+    assert verdict(task, code.format(32), sandbox).reason == ""
+    result = verdict(task, code.format(200), sandbox)
+    assert result.reward == 0.0
+    assert "memory" in result.reason.lower()
+
+
+def test_output_may_be_as_long_as_the_expected_one(sandbox: Sandbox) -> None:
+    output = "12345678\n" * (1 << 18)
+    task = parse_task({"kind": "stdio", "tests": [{"input": "", "output": output}]})
+    assert verdict(task, "print('12345678\\n' * (1 << 18))", sandbox).reason == ""
+    assert verdict(task, "print('12345678\\n' * (1 << 20))", sandbox).reward == 0.0
+
+
+def test_a_long_result_may_be_looked_at_by_the_tests(sandbox: Sandbox) -> None:
+    task = parse_task({"kind": "asserts", "entry_point": "f", "tests": ["x = f(10 ** 6)\nassert len(x) == 10 ** 6"]})
+    assert verdict(task, "def f(n):\n    return [1] * n", sandbox).reason == ""

@@ -72,9 +72,13 @@ def test_nan_is_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "equal"), [(1.0, 1.0000001, True), (1, 1.0, True), (1.0, 1.1, False), (True, 1.0, False)]
+    ("left", "right", "equal"),
+    [
+        *((1.0, 1.0000001, True), (1, 1.0, True), (1.0, 1, True), (1.0, 1.1, False), (True, 1.0, False)),
+        *((1000000000, 1000000007, False), (1000000000.0, 1000000007, False), (1000000000, 1000000007.0, True)),
+    ],
 )
-def test_a_tolerance_holds_for_numbers_only(left: object, right: object, equal: bool) -> None:
+def test_a_tolerance_holds_for_expected_floats_only(left: object, right: object, equal: bool) -> None:
     assert same([left], [right], 1e-6) is equal
 
 

@@ -27,8 +27,12 @@ def test_everything_else_matters(got: str, expected: str) -> None:
     ("got", "expected", "equal"),
     [
         ("0.3333333", "0.333333333", True),
-        ("x 1.0", "x 1", True),
-        ("1e3", "1000", True),
+        ("x 1", "x 1.0", True),
+        ("x 1.0", "x 1", False),
+        ("1e3", "1000", False),
+        ("1000", "1e3", True),
+        ("1000000000 0.5", "1000000007 0.5", False),
+        ("1000000000.0 0.5", "1000000007.0 0.5", True),
         ("1_0", "10", False),
         ("nan", "1.0", False),
         ("inf", "1e999", False),
@@ -47,6 +51,11 @@ def test_the_time_of_a_comparison_grows_with_the_length_and_no_faster(number: st
     began_s = time.perf_counter()
     assert not same_output(digits + "x", "1.5", 1e-6)
     assert time.perf_counter() - began_s < 5.0  # a quadratic comparison takes an hour
+
+
+@given(st.integers(), st.integers(), st.floats(0, 1))
+def test_an_expected_integer_is_exact_whatever_stands_beside_it(got: int, expected: int, beside: float) -> None:
+    assert same_output(f"{got} {beside}", f"{expected} {beside}", 1e-6) is (got == expected)
 
 
 @given(st.text(), st.sampled_from([None, 1e-6]))
