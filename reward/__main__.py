@@ -18,6 +18,7 @@ from conf.compose.load import read_run
 from conf.schema import ConfigError
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
+from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from rollout.exit_codes import CANNOT_START
 from rollout.prompts.decoder import decoder
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
-        with Sandbox():  # refuses here, before any lease is taken
+        with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
             pass
         decode_tokens = decoder(config.model.path, arguments.run / "prompts")
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))

@@ -27,6 +27,7 @@ from rich.table import Table
 from reward.grade import grade, printable
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, Task, TaskError, parse_task
 from rollout.ledger.records import Verdict
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         attempts = list(_completions(arguments.solutions, problems) if arguments.solutions else _own_solutions(problems))
         began_s = time.monotonic()
         figures = Figures()
-        results = grade_all(attempts, arguments.slots, figures)
+        results = grade_all(attempts, arguments.slots, figures, Settings(packages=tuple(arguments.packages)))
         graded = list(track(results, "grading", total=len(attempts), console=console))
     except (CheckError, SandboxUnavailable) as error:
         console.print(printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True)
@@ -113,13 +114,13 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], 
     return problems, refused
 
 
-def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures) -> Iterator[Graded]:
+def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None) -> Iterator[Graded]:
     """Grades in so many sandboxes at once; results come in the order of the attempts."""
     local = threading.local()
     sandboxes: list[Sandbox] = []
 
     def warm_up() -> None:
-        local.sandbox = Sandbox().__enter__()
+        local.sandbox = Sandbox(settings).__enter__()
         sandboxes.append(local.sandbox)
 
     def one(attempt: Attempt) -> Graded:
@@ -132,7 +133,7 @@ def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures) -> Iter
         figures.add(verdict)
         return Graded(where=attempt.where, verdict=verdict, reason=verdict.reason)
 
-    with Sandbox():  # refuses with the reason before a pool of threads would
+    with Sandbox(settings):  # refuses with the reason before a pool of threads would
         pass
     try:
         with ThreadPoolExecutor(slots, initializer=warm_up) as pool:
@@ -207,6 +208,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--credit", default="all", choices=("all", "fraction"))
     parser.add_argument("--cpu-limit-s", type=float, default=8.0, help="of one completion, unless its task says otherwise")
     parser.add_argument("--memory-limit-mb", type=int, default=1024)
+    parser.add_argument("--packages", nargs="*", default=[], help="installed packages that completions may import, such as numpy")
     parser.add_argument("--show", type=int, default=10, help="so many refused problems and failed completions are listed")
     arguments = parser.parse_args(argv)
     if arguments.slots < 1:

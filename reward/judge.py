@@ -25,6 +25,7 @@ from conf.schema import RewardConfig
 from reward.grade import REASON_CHARACTERS, grade, printable
 from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, TaskError, parse_task
 from rollout.ledger.records import Finish, GradingWork, Heard, Position, Verdict
@@ -201,7 +202,7 @@ class Judge:
     # The slots
 
     def _grade_all(self) -> None:
-        with Sandbox() as sandbox:
+        with Sandbox(Settings(packages=tuple(self._config.packages))) as sandbox:
             self._free.release()
             while (work := self._work.get()) is not None:
                 outcome = self._judge(work, sandbox)

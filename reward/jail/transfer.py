@@ -8,6 +8,7 @@ only key.
 
 import builtins
 import datetime
+import importlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -59,6 +60,7 @@ _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 _TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
 _TYPES |= {kind.__name__: kind for kind in (*_CONTAINERS, *_MAPPINGS, *_RICH, defaultdict)}
+_ARRAY_KINDS = "biufc"  # booleans, integers, floats, complex numbers
 _TYPE, _EXCEPTION = "__type__", "__exception__"
 _RICH_BUILDERS = {tag: build for tag, _, build in _RICH.values()}
 
@@ -82,6 +84,8 @@ def pack(value: object, wrap: Callable[[object], dict[str, Any]], depth: int = 0
     if kind in _RICH:
         tag, flatten, _ = _RICH[kind]
         return {tag: flatten(value)}
+    if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in _ARRAY_KINDS:
+        return _pack_array(value)
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {_TYPE: value.__name__}
     if isinstance(value, Exception) and _TYPES.get(kind.__name__) is kind:
@@ -109,6 +113,8 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
             return _BUILDERS[tag]([unpack(item, resolve, depth + 1) for item in body])
         if tag in _RICH_BUILDERS:
             return _RICH_BUILDERS[tag](body)
+        if tag == "__array__":
+            return _unpack_array(*body)
         if tag == _TYPE:
             return _TYPES[body]
         if tag == _EXCEPTION:
@@ -120,6 +126,20 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
     if tag in ("__ref__", "__fn__"):
         return resolve(tag, body)
     return codec.decode(data)
+
+
+def _pack_array(value: Any) -> Any:
+    """A numpy array by its contents, or a numpy scalar as Python's own number."""
+    if not value.shape:
+        return codec.encode(value.item())
+    return {"__array__": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+
+
+def _unpack_array(dtype: str, shape: list[int], content: str) -> Any:
+    numpy = importlib.import_module("numpy")  # only where the sandbox offers it
+    if numpy.dtype(dtype).kind not in _ARRAY_KINDS:
+        raise TypeError(f"an array of {dtype}")
+    return numpy.frombuffer(bytes.fromhex(content), dtype).reshape(shape).copy()
 
 
 def _pack_pairs(pairs: Iterable[Any], wrap: Callable[[object], dict[str, Any]], depth: int) -> list[list[Any]]:

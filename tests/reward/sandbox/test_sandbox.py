@@ -166,6 +166,17 @@ def test_offered_packages_can_be_imported_and_others_cannot() -> None:
         assert run("import pytest\nprint(1)", fresh).output == b""
 
 
+def test_tests_compare_arrays_by_their_contents() -> None:
+    tests = ["import numpy as np\nassert np.allclose(f(3), [0, 1, 4])\nassert f(3).sum() == 5 and f(2).shape == (2,)"]
+    task = parse_task({"kind": "asserts", "entry_point": "f", "tests": tests})
+    with Sandbox(Settings(packages=("numpy",))) as fresh:
+        assert grade(task, "```\nimport numpy as np\ndef f(n): return np.arange(n) ** 2\n```", sandbox=fresh).reason == ""
+        assert grade(task, "```\nimport numpy as np\ndef f(n): return np.arange(n)\n```", sandbox=fresh).reward == 0.0
+        lie = "class A(np.ndarray):\n    def __array__(s, *a, **k): return np.array([0, 1, 4])\n    def sum(s): return 5"
+        code = f"import numpy as np\n{lie}\ndef f(n): return np.zeros(n).view(A)"
+        assert grade(task, f"```\n{code}\n```", sandbox=fresh).reward == 0.0
+
+
 def test_what_is_offered_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "single.py").write_text("answer = 1\n")
     tmp_path.chmod(0o755)
