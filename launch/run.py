@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.compose.check import notes_on_resume
-from conf.compose.load import as_yaml, read_run
+from conf.compose.load import as_yaml
 from conf.schema import RunConfig
 from conf.user_code import changes
 from launch.allocation import Allocation, allocation_of, planned_nodes
@@ -34,6 +33,7 @@ from rollout.queue.keys import RunKeys
 
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
+Placement = Callable[[frozenset[str]], list[ProcessSpec]]  # from the lost nodes to the processes on the others
 QUEUE_ANSWER_S = 5.0
 LOCK_PATIENCE_S = 180.0  # a file system needs time to notice that an earlier launcher's node is dead: NFS 90 s and more
 
@@ -43,58 +43,54 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
 
     Raises ConfigError, PrepareError, SlurmError before anything starts, RunFailed and Interrupted after that.
     """
+    started_s, screen = time.monotonic(), Screen(out)
     with Signals() as signals, PortClaims() as claims:
-        return _execute(config, run_dir, signals, claims, write=write, resumed=resumed, screen=Screen(out))
-
-
-def _execute(
-    config: RunConfig,
-    run_dir: Path,
-    signals: Signals,
-    claims: PortClaims,
-    *,
-    write: Callable[[], None],
-    resumed: bool,
-    screen: Screen,
-) -> float:
-    started_s = time.monotonic()
-    check_run_dir(run_dir, resumed=resumed)
-    allocation = allocation_of(config)
-    job = allocation.job
-    base_port = choose_base_port(run_dir, config, allocation.is_free, take=claims.take, job=job.id if job else None)
-
-    def placed(lost: frozenset[str]) -> list[ProcessSpec]:
-        return place(config, run_dir, allocation.nodes, base_port, lost=lost)
-
-    processes = placed(frozenset())
-    check_inputs(config, run_dir, processes)
-    if job is not None and len(job.nodes) != config.cluster.nodes:
-        planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner only"
-        screen.say(f"the run uses the {len(job.nodes)} nodes of its job; {planned}")
-    prepare(RECIPES[config.model.prepare], screen.say)
-    check_before_start(config, run_dir, processes, screen.say)
-    patience_s = LOCK_PATIENCE_S if job is not None and job.restarts > 0 else 0.0
-    with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
-        check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
-        began_at = newest_checkpoint(run_dir)
-        if resumed:
-            for line in (*changes(config, run_dir), *notes_on_resume(read_run(run_dir), config)):
+        check_run_dir(run_dir, resumed=resumed)
+        allocation = allocation_of(config)
+        placed = _placement(config, run_dir, allocation, claims)
+        _prepare(config, run_dir, allocation, placed(frozenset()), screen.say)
+        patience_s = LOCK_PATIENCE_S if allocation.job is not None and allocation.job.restarts > 0 else 0.0
+        with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
+            check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
+            began_at = newest_checkpoint(run_dir)
+            for line in changes(config, run_dir) if resumed else ():
                 screen.say(line)
-        write()
-        RunKeys.create(run_dir)
-        size = _size(config, allocation.nodes)
-        screen.say(f"{'resuming' if resumed else 'run'} {run_dir}: {size}, logs in {run_dir / LOGS}")
-        progress = Progress(
-            run_dir, config.trainer.steps, processes, screen, resumed=resumed, queue_status=_queue_status(run_dir, processes)
-        )
-        try:
-            end = _supervised(run_dir, Lifecycle(placed, rules(config)), allocation, progress, signals)
-        finally:
-            _report(run_dir, progress.say)
-    _conclude(end, config, run_dir, job, progress.say, began_at=began_at)
+            write()
+            RunKeys.create(run_dir)
+            size = _size(config, allocation.nodes)
+            screen.say(f"{'resuming' if resumed else 'run'} {run_dir}: {size}, logs in {run_dir / LOGS}")
+            lifecycle = Lifecycle(placed, rules(config))
+            progress = Progress(
+                run_dir, config.trainer.steps, lifecycle.processes, screen,
+                resumed=resumed, queue_status=_queue_status(run_dir, lifecycle.processes),
+            )  # fmt: skip
+            try:
+                end = _supervised(run_dir, lifecycle, allocation, progress, signals)
+            finally:
+                _report(run_dir, progress.say)
+        _conclude(end, config, run_dir, allocation.job, progress.say, began_at=began_at)
     if end.outcome is Outcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
+
+
+def _placement(config: RunConfig, run_dir: Path, allocation: Allocation, claims: PortClaims) -> Placement:
+    """Chooses the run's ports. Returns the processes as a function of the lost nodes."""
+    job = allocation.job.id if allocation.job else None
+    base_port = choose_base_port(run_dir, config, allocation.is_free, take=claims.take, job=job)
+    return lambda lost: place(config, run_dir, allocation.nodes, base_port, lost=lost)
+
+
+def _prepare(
+    config: RunConfig, run_dir: Path, allocation: Allocation, processes: Sequence[ProcessSpec], say: Callable[[str], None]
+) -> None:
+    """Checks everything that can be checked before the start, and makes what `model.prepare` asks for."""
+    check_inputs(config, run_dir, processes)
+    if allocation.job is not None and len(allocation.nodes) != config.cluster.nodes:
+        planned = f"cluster.nodes={config.cluster.nodes} is for dry_run and the planner only"
+        say(f"the run uses the {len(allocation.nodes)} nodes of its job; {planned}")
+    prepare(RECIPES[config.model.prepare], say)
+    check_before_start(config, run_dir, processes, say)
 
 
 def _queue_status(run_dir: Path, processes: Sequence[ProcessSpec]) -> Callable[[], Mapping[str, Any]]:
