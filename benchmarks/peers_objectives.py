@@ -38,8 +38,12 @@ except ImportError as error:
         f"the peers are not installed here ({error}): run `make peers`, then .venv-peers/bin/python {__file__}"
     ) from error
 
-from trainer.learn.advantages import group_advantages, loss_weights
-from trainer.learn.objective import Correction, Objective, Sequences, behaviour_weights, kl, token_losses
+from conf.schema import AlgoConfig
+from rollout.ledger.records import Finish, Group, Trajectory
+from trainer.learn.advantages import ADVANTAGES, loss_weights
+from trainer.learn.losses import LOSSES, LossInputs
+from trainer.learn.objective import behaviour_weights, kl, token_losses
+from trainer.learn.sequences import Sequences
 
 SEQUENCES, LONGEST, LIMIT = 24, 40, 1e-6
 
@@ -100,18 +104,21 @@ def adversarial_inputs() -> Inputs:
 INPUTS = {"random": random_inputs(), "adversarial": adversarial_inputs()}
 
 
-def ours(given: Inputs, objective: Objective, normalisation: str, correction: Correction | None = None) -> tuple[float, Tensor]:
+def ours(given: Inputs, algo: AlgoConfig, normalisation: str) -> tuple[float, Tensor]:
     """Loss and gradient [n, LONGEST], from packed tokens."""
     real = given.mask.bool()
     lengths = given.mask.sum(1).long()
     count, sizes = float(SEQUENCES), lengths.double()
     current = given.current.clone().requires_grad_()
     sequences = Sequences(index=torch.arange(SEQUENCES).repeat_interleave(lengths), count=SEQUENCES)
-    weights, _ = behaviour_weights(given.old[real], given.behaviour[real], sequences, correction or Correction(kind="none"))
-    losses, _ = token_losses(
-        objective, current=current[real], entropies=given.entropies[real], old=given.old[real], weights=weights,
-        advantages=given.advantages[sequences.index], reference=given.reference[real], sequences=sequences,
+    weights, _ = behaviour_weights(given.old[real], given.behaviour[real], sequences, algo)
+    inputs = LossInputs(
+        old=given.old[real], behaviour=given.behaviour[real], behaviour_weights=weights, sequences=sequences,
+        advantages=given.advantages[sequences.index], reference=given.reference[real],
     )  # fmt: skip
+    losses, _ = token_losses(
+        LOSSES[algo.policy_loss], algo, current=current[real], entropies=given.entropies[real], inputs=inputs
+    )
     exact = {
         "token": 1 / sizes.sum().expand(SEQUENCES),
         "sequence": 1 / (count * sizes),
@@ -184,6 +191,19 @@ def compared(peer: str, what: str, our_way: Callable[[Inputs], tuple], their_way
         )  # fmt: skip
 
 
+def uncorrected(**settings) -> AlgoConfig:
+    return AlgoConfig(behaviour_correction="none", **settings)
+
+
+def group_of(size: int) -> Group:
+    one = np.ones(1)
+    trajectory = Trajectory(
+        tokens=one.astype(np.int32), sampled=one.astype(np.bool_), logprobs=-one.astype(np.float32),
+        versions=one.astype(np.int32), reward=0.0, finish=Finish.STOP, segments=1,
+    )  # fmt: skip
+    return Group(prompt_id="any", index=0, trajectories=[trajectory] * size)
+
+
 def loss_rows() -> Iterator[Row]:
     never = 1e12  # verl always clips a second time
     table = (
@@ -199,7 +219,7 @@ def loss_rows() -> Iterator[Row]:
     for loss, what, settings, normalisation, dual in table:
         yield from compared(
             "verl", what,
-            lambda x, s=settings, n=normalisation: ours(x, Objective(**s), n),
+            lambda x, s=settings, n=normalisation: ours(x, uncorrected(**s), n),
             lambda x, a=loss, s=settings, n=normalisation, d=dual: verl(x, a, n, s["clip_low"], s["clip_high"], d, None),
         )  # fmt: skip
     for what, settings, normalisation, theirs in (
@@ -218,12 +238,12 @@ def loss_rows() -> Iterator[Row]:
     ):  # fmt: skip
         yield from compared(
             "TRL", what,
-            lambda x, s=settings, n=normalisation: ours(x, Objective(**s), n),
+            lambda x, s=settings, n=normalisation: ours(x, uncorrected(**s), n),
             lambda x, t=theirs: trl(x, **t),
         )  # fmt: skip
     yield from compared(
         "TRL", "GSPO",
-        lambda x: ours(x, Objective(policy_loss="gspo", clip_high=0.28), "sequence"),
+        lambda x: ours(x, uncorrected(policy_loss="gspo", clip_high=0.28), "sequence"),
         lambda x: trl(x, loss_type="grpo", importance_sampling_level="sequence"),
     )  # fmt: skip
 
@@ -231,7 +251,9 @@ def loss_rows() -> Iterator[Row]:
 def correction_rows() -> Iterator[Row]:
     """verl's weights, and its loss under them."""
     for level, (kind, threshold) in itertools.product(("token", "sequence"), (("truncate", "2.0"), ("mask", "0.5_2.0"))):
-        correction = Correction(kind=kind, level=level, cap=2.0, floor=0.5)
+        algo = AlgoConfig(
+            clip_high=0.28, behaviour_correction=kind, behaviour_level=level, behaviour_cap=2.0, behaviour_floor=0.5
+        )
 
         def theirs(given: Inputs, level: str = level, threshold: str = threshold):
             weights, _ = rollout_corr_helper.compute_rollout_correction_weights(
@@ -241,7 +263,7 @@ def correction_rows() -> Iterator[Row]:
 
         yield from compared(
             "verl", f"behaviour {kind}, {level}",
-            lambda x, c=correction: ours(x, Objective(clip_high=0.28), "token", c), theirs,
+            lambda x, a=algo: ours(x, a, "token"), theirs,
         )  # fmt: skip
 
 
@@ -282,7 +304,7 @@ def advantage_rows() -> Iterator[Row]:
             expected = np.split(theirs(flat, mask, index)[:, 0].numpy(), np.cumsum([len(r) for r in rewards])[:-1])
             worst = 0.0
             for one, wanted in zip(rewards, expected, strict=True):
-                got = group_advantages(one.astype(np.float64), kind, 1e-12)
+                got = ADVANTAGES[kind](one.astype(np.float64), group_of(len(one)), AlgoConfig(advantage_eps=1e-12))
                 bessel = (len(one) / (len(one) - 1)) ** 0.5 if kind == "grpo" else 1.0
                 worst = max(worst, float(np.abs(got - wanted * bessel).max() / max(1.0, np.abs(wanted).max())))
             yield Row(peer="verl", what=f"advantage {kind}", inputs=name, value=worst, gradient=None)

@@ -1,9 +1,9 @@
 """The trainer: `torchrun --nproc-per-node 4 -m trainer --run outputs/x --queue tcp://host:port --push-port 21100`.
 
-A run is one page of calls (`Trainer.run`): take a batch, train on it, push the weights, tell the ledger, save when due. It starts
-from the run's newest checkpoint, or from the model's folder, and exits with 0 once `trainer.steps` steps are done and saved.
+It starts from the run's newest checkpoint, or from the model's folder, and exits with 0 when `trainer.steps` steps are done and
+saved. `Trainer.run` is the training loop; `trainer/step.py` is one step.
 
-SIGUSR1 tells it to save after the step it is at and to exit with 0; it is held back (blocked) and looked for while it waits for a
+On SIGUSR1 it saves after the current step and exits with 0. The signal is blocked, and looked for while the trainer waits for a
 batch.
 """
 
@@ -12,28 +12,28 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, layout_of
-from rollout import checkpoint_files
+from rollout.ledger.records import Batch
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from trainer import process_groups
-from trainer.control import Control, FirstFailure, LeaderFailed
-from trainer.evaluation import Evaluations
-from trainer.feed import Feed
 from trainer.learn.balance import PackingError
-from trainer.learn.health import Divergence, TrainingError
-from trainer.learn.metrics import MetricsWriter
-from trainer.megatron import checkpoint, hf_weights
+from trainer.learn.batch_figures import batch_figures, commonest_reasons
+from trainer.learn.health import Divergence, TrainingError, no_signal_warning
+from trainer.loop.evaluation import Evaluations
+from trainer.loop.feed import Feed
+from trainer.loop.saver import Saver, load_newest
+from trainer.megatron import hf_weights
+from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.policy import load_policy
+from trainer.metrics.loggers import Loggers
+from trainer.push.control import Control, FirstFailure, LeaderFailed
 from trainer.push.push import Pusher
-from trainer.step import Figures, Stopwatch, batch_figures, train_step
+from trainer.step import Figures, Stopwatch, train_step
 
 log = logging.getLogger("trainer")
 DESCRIPTION = "model_description"  # in the run's folder: the model's folder without its weights
@@ -42,28 +42,24 @@ EXPECTED = (ConfigError, KeysError, ModelError, PackingError, QueueError, Timeou
 
 
 class Trainer:
-    """Everything one rank holds during a run."""
+    """One rank of the trainer during a run."""
 
     def __init__(self, config: RunConfig, run_dir: Path, *, queue_endpoint: str, push_port: int) -> None:
         self.config, self.run_dir = config, run_dir
-        trainer = config.trainer
+        trainer, algo = config.trainer, config.algo
         self.mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
-        self.control = Control(timeout_s=trainer.collective_s)
+        control = Control(timeout_s=trainer.collective_s)
         keys = RunKeys.load(run_dir)
-        self.queue = (
-            QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if self.control.is_leader else None
-        )
-        self.policy = load_policy(config, self.mesh)
-        if trainer.save_hf and self.control.is_leader:  # at the end of the run the model's folder may be gone
+        self.queue = QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if control.is_leader else None
+        self.policy = load_policy(config, self.mesh, run_dir)
+        if trainer.save_hf and control.is_leader:  # the model's folder may be gone at the end of the run
             hf_weights.copy_description(Path(config.model.path), run_dir / DESCRIPTION)
-        if config.algo.kl_coef > 0:
+        if algo.kl_coef > 0:
             self.policy.remember_reference()
-        self.checkpoints = checkpoint.Checkpoints(
-            run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept
-        )
+        checkpoints = Checkpoints(run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept)
         pusher = Pusher(
             self.policy,
-            self.control,
+            control,
             self.queue,
             address=process_groups.address(),
             first_port=push_port,
@@ -71,125 +67,85 @@ class Trainer:
             deadline_s=trainer.push_s,
             engine_api_key=keys.engine_api_key,
         )
-        self.divergence = Divergence(ess_floor=config.algo.ess_floor, patience_steps=config.algo.ess_patience_steps)
-        self.first_version = version = self.resume()
-        self.feed = Feed(self.control, self.queue, pusher, version=version)
+        loaded = load_newest(checkpoints.folder, self.policy.training_state, control)
+        version, self.resumed = (loaded.version, loaded.extra) if loaded else (0, {})
+        self.feed = Feed(control, self.queue, pusher, version=version)
         self.evaluations = Evaluations(self.feed, config, owed=self.resumed.get("evaluation_owed", False))
-        self.metrics = MetricsWriter(run_dir, config, version=version) if self.control.is_leader else None
+        self.saver = Saver(checkpoints, trainer, control, self.feed, self.evaluations)
+        self.divergence = Divergence(ess_floor=algo.ess_floor, patience_steps=algo.ess_patience_steps)
+        self.steps_without_signal = 0
+        self.loggers = Loggers(run_dir, config, version=version) if control.is_leader else None
 
     def run(self) -> None:
         self.feed.begin(self.resumed.get("ledger", {}))
-        if before := self.evaluations.begin():
-            self.write(before)
-        while self.feed.version < self.config.trainer.steps and (figures := self.step()) is not None:
-            figures |= self.evaluations.after_step()
-            figures |= self.save_when_due()
-            self.write(figures)
-        if self.feed.version < self.config.trainer.steps:
-            self.leave()
-        else:
-            self.finish()
-
-    def step(self) -> Figures | None:
-        """One RL step: the policy and the fleet go from version v to v + 1. None if told to leave before its batch came."""
-        watch = Stopwatch()
-        with watch("time/step_s"):
+        if first_evaluation := self.evaluations.begin():
+            self.log(first_evaluation)
+        while self.feed.version < self.config.trainer.steps:
+            watch = Stopwatch()
             with watch("time/wait_batch_s"):
                 batch = self.feed.take(told_to_leave)
             if batch is None:
-                return None
-            figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
-            self.divergence.check(figures)  # before the weights go out
-            with watch("time/push_s"):
-                push = self.feed.advance()
-        figures |= watch.seconds | {"push/bytes": push.bytes, "push/pause_s": push.pause_s, "push/engines": len(push.engines)}
-        figures["idle/trainer_fraction"] = watch.seconds["time/wait_batch_s"] / watch.seconds["time/step_s"]
-        figures["tokens/trained_per_s"] = figures["tokens/trained"] / watch.seconds["time/step_s"]
-        return figures | self.feed.queue_figures()
+                return self.leave()
+            figures = self.step(batch, watch)
+            figures |= self.evaluations.after_step()
+            figures |= self.saver.after_step()
+            self.log(figures, batch)
+        self.finish()
 
-    def write(self, figures: Figures) -> None:
-        if self.metrics is not None:
-            self.metrics.write(self.feed.version, figures)
+    def step(self, batch: Batch, watch: Stopwatch) -> Figures:
+        """One RL step: policy and fleet go from version v to v + 1."""
+        figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
+        self.divergence.check(figures)  # before the engines get the weights
+        self.steps_without_signal = 0 if figures["reward/groups_with_signal_fraction"] else self.steps_without_signal + 1
+        with watch("time/push_s"):
+            push = self.feed.advance()
+        step_s = watch.elapsed_s()
+        return {
+            **figures,
+            **watch.seconds,
+            "time/step_s": step_s,
+            "reward/steps_without_signal": self.steps_without_signal,
+            "push/bytes": push.bytes,
+            "push/pause_s": push.pause_s,
+            "push/engines": len(push.engines),
+            "idle/trainer_fraction": watch.seconds["time/wait_batch_s"] / step_s,
+            "tokens/trained_per_s": figures["tokens/trained"] / step_s,
+            **self.feed.queue_figures(),
+        }
 
-    def resume(self) -> int:
-        """Loads the newest checkpoint whose files are whole, and returns its version; 0 when there is none."""
-        self.resumed: dict[str, Any] = {}  # what was saved beside the weights
-        while newest := self.control.share(str, lambda: str(checkpoint.latest(self.checkpoints.folder) or "")):
-            try:
-                loaded = checkpoint.load(newest, self.policy.training_state)
-            except checkpoint.DamagedCheckpoint as damaged:
-                said = self.control.share(str, partial(checkpoint.put_aside, Path(newest), damaged))
-                if self.control.is_leader:
-                    log.error(said)
-                continue
-            self.resumed = loaded.extra
-            if self.control.is_leader:
-                log.info("goes on from %s", newest)
-            return loaded.version
-        return 0
-
-    def save_when_due(self) -> Figures:
-        """Starts a checkpoint of this version when one is due, and tells the ledger of those that are safe by now."""
-        watch = Stopwatch()
-        with watch("time/checkpoint_stall_s"):
-            ended = [*self.checkpoints.poll(), *(self.begin_save() if self.checkpoint_due() else ())]
-            self.settle(ended)
-        figures = watch.seconds | {"checkpoint/failed": sum(saved.failure is not None for saved in ended)}
-        if written_s := [saved.seconds for saved in ended if saved.failure is None]:
-            figures["time/checkpoint_write_s"] = written_s[-1]
-        return figures
-
-    def begin_save(self) -> Sequence[checkpoint.Saved]:
-        """Starts the checkpoint of this version, and returns how an earlier one ended."""
-        extra = {"ledger": self.feed.position(), "evaluation_owed": self.evaluations.owed}
-        return self.checkpoints.begin_save(self.feed.version, extra)
-
-    def checkpoint_due(self) -> bool:
-        version, every = self.feed.version, self.config.trainer.checkpoint_every
-        return version == self.config.trainer.steps or (every > 0 and version % every == 0)
-
-    def settle(self, ended: Sequence[checkpoint.Saved]) -> None:
-        for saved in ended:
-            if saved.failure is None:
-                # What the oldest kept checkpoint needs stays: it may be the one to go on from.
-                oldest = self.control.share(int, lambda: checkpoint_files.complete(self.checkpoints.folder)[0][0])
-                self.feed.durable(oldest)
-            elif self.control.is_leader:
-                log.error("the checkpoint of version %d failed: %s", saved.version, saved.failure)
+    def log(self, figures: Figures, batch: Batch | None = None) -> None:
+        if self.loggers is not None:
+            reasons = commonest_reasons(batch) if batch else {}
+            self.loggers.write(self.feed.version, figures, reasons)
+            if warning := no_signal_warning(figures, reasons):
+                log.warning("%s", warning)
 
     def leave(self) -> None:
-        """Ends before the last step: the run can be gone on with from this version. The queue stays as it is."""
-        if self.feed.version > self.first_version and not self.checkpoint_due():
-            self.settle(self.begin_save())
-        self.wait_for_checkpoint()
-        if self.metrics is not None:
-            self.metrics.close()
-        process_groups.shutdown()
-
-    def wait_for_checkpoint(self) -> None:
-        """A trainer that exits with 0 has saved its weights."""
-        ended = self.checkpoints.wait(timeout_s=self.config.trainer.collective_s)
-        self.settle(ended)
-        if failures := [saved.failure for saved in ended if saved.failure is not None]:
-            raise TrainingError(f"the last checkpoint could not be written: {failures[-1]}")
+        """Ends before the last step. The run can be resumed from this version; the queue stays as it is."""
+        self.saver.save_now()
+        self.saver.wait()
+        self.close()
 
     def finish(self) -> None:
-        self.wait_for_checkpoint()
+        self.saver.wait()
         if self.config.trainer.save_hf:
             hf_weights.save(
                 self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=self.run_dir / DESCRIPTION
             )
         if self.queue is not None:
-            status = self.queue.status()
-            (self.run_dir / "summary.json").write_text(json.dumps({"steps": self.feed.version, "queue": status}, indent=2) + "\n")
+            summary = {"steps": self.feed.version, "queue": self.queue.status()}
+            (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             self.queue.stop()
-        if self.metrics is not None:
-            self.metrics.close()
+        self.close()
+
+    def close(self) -> None:
+        if self.loggers is not None:
+            self.loggers.close()
         process_groups.shutdown()
 
 
 def told_to_leave() -> bool:
-    """Every rank gets the signal, at different moments; rank 0's view counts."""
+    """All ranks get the signal, at different moments; rank 0 decides."""
     return signal.SIGUSR1 in signal.sigpending()
 
 
@@ -199,15 +155,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--queue", required=True, help="the queue server, as tcp://host:port")
     parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
     options = parser.parse_args(arguments)
-    # What cannot be logged, on a full disk, is left out; printing it would end the trainer.
+    # logging drops a line that cannot be written because the disk is full; print would end the trainer.
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # were it ignored, it would not stay pending
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # an ignored signal would not stay pending
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         with FirstFailure(options.run, expected=EXPECTED):
             Trainer(read_run(options.run), options.run, queue_endpoint=options.queue, push_port=options.push_port).run()
-    except LeaderFailed:  # rank 0 says why
+    except LeaderFailed:  # rank 0 prints the reason
         return 1
     except EXPECTED as error:
         print(f"trainer: {error}", file=sys.stderr, flush=True)

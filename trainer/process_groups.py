@@ -130,6 +130,18 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def gather_texts(text: str, *, device: torch.device, group: ProcessGroup | None = None) -> list[str]:
+    """Every rank's text, in order of rank. Collective over `group`, or over all ranks."""
+    raw = text.encode()
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(raw)], device=device), group=group)
+    padded = torch.zeros(max(1, *(int(size) for size in sizes)), dtype=torch.uint8, device=device)
+    padded[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8, device=device)
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded, group=group)
+    return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
+
+
 def address() -> str:
     """The address under which other hosts of the job reach this one: that of the interface which leads to MASTER_ADDR."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

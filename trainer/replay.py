@@ -30,12 +30,13 @@ from rollout.ledger import past_batches
 from rollout.ledger.past_batches import RecordError
 from rollout.ledger.records import Batch
 from trainer import process_groups
-from trainer.control import Control, LeaderFailed
 from trainer.learn.balance import PackingError
+from trainer.learn.batch_figures import batch_figures
 from trainer.learn.health import TrainingError
 from trainer.megatron import checkpoint
 from trainer.megatron.policy import load_policy
-from trainer.step import Figures, Stopwatch, batch_figures, train_step
+from trainer.push.control import Control, LeaderFailed
+from trainer.step import Figures, Stopwatch, train_step
 
 
 class ReplayError(RuntimeError):
@@ -111,7 +112,7 @@ def run_rank(replay: Replay) -> None:
     mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
     control = Control(timeout_s=trainer.collective_s)
     todo = control.share(Plan, lambda: plan(replay))
-    policy = load_policy(config, mesh)
+    policy = load_policy(config, mesh, replay.run_dir)
     if config.algo.kl_coef > 0:
         policy.remember_reference()
     if todo.checkpoint:

@@ -118,7 +118,8 @@ def _check_algorithm(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.eval_every={config.trainer.eval_every} without data.heldout: there are no problems to evaluate on"
         )
-    if rollout.max_staleness > 0 and algo.behaviour_correction == "none":
+    corrects_itself = is_user_code(algo.policy_loss)  # a user's loss gets the behaviour policy's log-probs
+    if rollout.max_staleness > 0 and algo.behaviour_correction == "none" and not corrects_itself:
         raise ConfigError(
             "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
             "choose truncate or mask, or set rollout.max_staleness=0"

@@ -86,6 +86,7 @@ class Trajectory:
     versions: I32  # [L], NOT_SAMPLED where not sampled
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""  # why it did not get the full reward
     finish: Finish
     segments: int  # how many engine calls it took
 
@@ -113,6 +114,7 @@ class Trajectory:
             versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
             reward=verdict.reward,
             reward_parts=verdict.parts,
+            reason=verdict.reason,
             finish=finish,
             segments=len(segments),
         )

@@ -109,6 +109,12 @@ def test_settings_that_contradict_one_another_are_refused(change: Callable[[RunC
         check(config)
 
 
+def test_a_loss_of_the_users_own_may_correct_for_staleness_itself() -> None:
+    config = good()
+    config.algo.behaviour_correction, config.algo.policy_loss = "none", "my_loss:dppo"
+    check(config)
+
+
 def test_without_staleness_no_correction_is_needed() -> None:
     config = good()
     config.algo.behaviour_correction = "none"

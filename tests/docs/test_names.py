@@ -8,7 +8,7 @@ import pytest
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted([PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")])
 FOLDERS = "conf|reward|rollout|trainer|launch|tests|benchmarks|docs|requirements"
-PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/(?:[\w./*-]*\.(?:py|md|sh|yaml|txt|png|csv|json|toml)|[\w./*-]*/))")
+PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/(?:[\w./*-]*\.(?:py|md|sh|yaml|txt|png|csv|json|toml)|[\w./*-]*/(?!\w)))")
 MODULE = re.compile(rf"-m ((?:{FOLDERS})(?:\.\w+)*)\b")
 FUNCTION = re.compile(rf"`((?:{FOLDERS})/[\w/]+\.py):([\w.]+)`")
 

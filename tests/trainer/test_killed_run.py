@@ -17,6 +17,7 @@ from rollout.ledger.wire import pack
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.stand_in_run import CONCURRENCY, Run, make_run
+from trainer.metrics.table import find
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -69,6 +70,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, max
     before, after = plain.weights(), killed.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert figures(plain) == figures(killed)
+    assert {name for line in plain.metrics() for name in line if find(name) is None} == set()
     lines = plain.metrics()[-3:]
     assert [line["lag/max_versions"] for line in lines] == [max_staleness] * 3
     assert all((line["trajectories/multi_version"] > 0) == (max_staleness > 0) for line in lines)

@@ -133,8 +133,9 @@ def generate_all(ledger: Ledger, policy) -> None:
 def load(config: RunConfig):
     from conf.shapes import Layout
     from trainer import process_groups
+    from trainer.learn.batch_figures import batch_figures
     from trainer.megatron.policy import load_policy
-    from trainer.step import Stopwatch, batch_figures, train_step
+    from trainer.step import Stopwatch, train_step
 
     policy = load_policy(config, process_groups.initialize(Layout(), seed=0, timeout_s=60))
     policy.remember_reference()

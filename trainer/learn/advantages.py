@@ -1,41 +1,48 @@
-"""What each trajectory counts for: its reward as shaped, its advantage over its group, and the weight of its tokens in the loss.
+"""The advantage of each trajectory over its group, the penalty for overlong completions, and each token's weight in the loss.
 
-All is fixed before a minibatch is trained on, whole trajectories at a time, so the gradient does not depend on how a batch is cut
-into microbatches.
+All three are computed before any minibatch is trained on, from whole trajectories, so the gradient does not depend on how a
+batch is cut into microbatches. `algo.advantage` names one of ADVANTAGES, or a user's function with the same
+signature (algorithm.py).
+To add an advantage, write it here, add it to ADVANTAGES, and add its name to `algo.advantage` in conf/schema.py.
 """
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from rollout.ledger.records import F32
+from conf.schema import AlgoConfig
+from rollout.ledger.records import F32, Group
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Advantage = Callable[[F64, Group, AlgoConfig], F64]
+"""The rewards of one group [G], the group, and the settings -> advantages [G]."""
 
 
-def group_advantages(rewards: F32, kind: str, eps: float) -> F32:
-    """rewards [G] -> advantages [G], each group on its own. A lone trajectory, and a group without differences, has none: 0.
+def grpo(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
+    """(r - mean) / (std + eps), with the std over the group without Bessel's correction (DeepSeekMath, arXiv 2402.03300)."""
+    return _centred(rewards) / (rewards.std() + algo.advantage_eps)
 
-    grpo: (r - mean) / (std + eps), std over the group without Bessel's correction (DeepSeekMath, arXiv 2402.03300).
-    dr_grpo: r - mean, since dividing by the std weighs easy and hard prompts unevenly (arXiv 2503.20783).
-    rloo: r - mean of the others = G / (G - 1) (r - mean of all), an unbiased baseline (arXiv 2402.14740).
-    """
-    if len(rewards) < 2 or np.ptp(rewards) == 0:  # the mean's rounding must not become a signal
-        return np.zeros(len(rewards), dtype=np.float32)
-    exact = rewards.astype(np.float64)
-    centred = exact - exact.mean()
-    match kind:
-        case "grpo":
-            centred /= exact.std() + eps
-        case "rloo":
-            centred *= len(rewards) / (len(rewards) - 1)
-    return centred.astype(np.float32)
+
+def dr_grpo(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
+    """r - mean: dividing by the std would weigh easy and hard prompts unevenly (arXiv 2503.20783)."""
+    return _centred(rewards)
+
+
+def rloo(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
+    """r - mean of the others = G / (G - 1) (r - mean of all), an unbiased baseline (arXiv 2402.14740)."""
+    return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 
 
 def overlong_penalties(lengths: I64, limit: int, buffer_fraction: float, penalty: float) -> F32:
-    """completion lengths [n] -> what is taken off each reward: from 0 to `penalty` over the last `buffer_fraction` of `limit`.
+    """Completion lengths [n] -> what is subtracted from each reward: from 0 to `penalty` over the last part of `limit`.
 
-    With buffer B = fraction x limit: penalty x clip((length - (limit - B)) / B, 0, 1). The soft overlong punishment of DAPO
-    (arXiv 2503.14476).
+    With buffer B = buffer_fraction x limit: penalty x clip((length - (limit - B)) / B, 0, 1). This is the soft overlong
+    punishment of DAPO (arXiv 2503.14476).
     """
     if buffer_fraction == 0:
         return np.zeros(len(lengths), dtype=np.float32)
@@ -44,10 +51,11 @@ def overlong_penalties(lengths: I64, limit: int, buffer_fraction: float, penalty
 
 
 def loss_weights(sampled_tokens: I64, normalisation: str, longest: int) -> F32:
-    """The weight in a minibatch's loss of one sampled token of each of its n trajectories, [n].
+    """The numbers of sampled tokens of a minibatch's n trajectories -> the weight in the loss of each token of each, [n].
 
-    token: 1 / sum of sampled_tokens, all tokens alike (DAPO). sequence: 1 / (n sampled_tokens), all trajectories alike (GRPO).
-    constant: 1 / (n longest), with the limit of a completion's length, so that length has no say at all (Dr. GRPO).
+    token: 1 / sum of sampled_tokens, so all tokens count alike (DAPO). sequence: 1 / (n sampled_tokens), so all trajectories
+    count alike (GRPO). constant: 1 / (n longest), where `longest` is the limit of a completion, so length plays no part
+    (Dr. GRPO).
     """
     count = len(sampled_tokens)
     match normalisation:
@@ -58,3 +66,8 @@ def loss_weights(sampled_tokens: I64, normalisation: str, longest: int) -> F32:
         case _:
             weights = np.full(count, 1 / (count * longest))
     return weights.astype(np.float32)
+
+
+def _centred(rewards: F64) -> F64:
+    """Rewards less their mean, and exactly 0 where all are equal: the rounding of a mean must not look like a difference."""
+    return rewards - rewards.mean() if np.ptp(rewards) > 0 else np.zeros_like(rewards)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import isfinite
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,14 +19,15 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from conf.schema import RunConfig
+from conf.schema import AlgoConfig, RunConfig
 from conf.shapes import ModelShape, check_layout, read_shape
+from trainer.learn.algorithm import Algorithm, load_algorithm
 from trainer.learn.health import FiniteCheck, TrainingError
 from trainer.learn.logprobs import token_logprobs
-from trainer.learn.metrics import TokenFigures
-from trainer.learn.objective import Objective, token_losses
+from trainer.learn.losses import LossInputs
+from trainer.learn.objective import token_losses
 from trainer.learn.packing import Microbatch
-from trainer.learn.targets import Signal
+from trainer.learn.token_figures import TokenFigures
 from trainer.megatron import attention, hf_weights, model
 from trainer.megatron.checkpoint import TrainingState
 from trainer.megatron.optimizer import build_optimizer, gather_parameters, wrap
@@ -44,12 +46,14 @@ class Policy:
         scheduler,
         shape: ModelShape,
         mesh: Mesh,
-        objective: Objective,
+        algo: AlgoConfig,
+        algorithm: Algorithm,
         temperature: float,
     ) -> None:
         self.chunks, self.optimizer, self.scheduler = chunks, optimizer, scheduler
         self.shape, self.mesh = shape, mesh
-        self._objective, self._temperature = objective, temperature
+        self._algo, self._temperature = algo, temperature
+        self.algorithm = algorithm
         self._schedule = get_forward_backward_func()
         config = get_model_config(chunks[0])
         # The loss is already normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
@@ -85,18 +89,20 @@ class Policy:
         finite.verify()
         return found
 
-    def update(self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures) -> tuple[float, float]:
+    def update(
+        self, microbatches: Sequence[Microbatch], inputs: Sequence[LossInputs], figures: TokenFigures
+    ) -> tuple[float, float]:
         """One optimizer step on this rank's microbatches of a minibatch. Returns the norm of the gradient and the learning rate.
 
-        signals: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
+        inputs: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
         """
         finite = FiniteCheck(self.mesh)
         self._zero_gradients()
-        self._run(microbatches, partial(self._loss, microbatches, signals, figures, finite), forward_only=False)
+        self._run(microbatches, partial(self._loss, microbatches, inputs, figures, finite), forward_only=False)
         finite.verify()
         self.optimizer.prepare_grads()
         if not isfinite(self.optimizer.get_grad_norm()):
-            self._find_bad_gradient(microbatches, signals, figures)
+            self._find_bad_gradient(microbatches, inputs, figures)
         learning_rate = self.optimizer.param_groups[0]["lr"]
         _, norm, _ = self.optimizer.step()
         self.scheduler.step(increment=1)  # sets the learning rate of the next step
@@ -108,7 +114,7 @@ class Policy:
         self.optimizer.zero_grad()
 
     def _find_bad_gradient(
-        self, microbatches: Sequence[Microbatch], signals: Sequence[Signal], figures: TokenFigures
+        self, microbatches: Sequence[Microbatch], inputs: Sequence[LossInputs], figures: TokenFigures
     ) -> NoReturn:
         """Runs one microbatch after another, without reduction over ranks, to find the one whose gradient is not finite."""
         config, finite = get_model_config(self.chunks[0]), FiniteCheck(self.mesh)
@@ -121,7 +127,7 @@ class Policy:
                 self._zero_gradients()
                 # The interleaved schedule needs a multiple of the number of stages.
                 again = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
-                one, its = [microbatches[number]] * again, list(signals[number : number + 1]) * again
+                one, its = [microbatches[number]] * again, list(inputs[number : number + 1]) * again
                 self._run(one, partial(self._loss, one, its, figures, FiniteCheck(self.mesh)), forward_only=False)
                 for chunk in self.chunks:
                     for buffer in chunk.buffers:
@@ -187,24 +193,17 @@ class Policy:
     def _loss(
         self,
         microbatches: Sequence[Microbatch],
-        signals: Sequence[Signal],
+        inputs: Sequence[LossInputs],
         figures: TokenFigures,
         finite: FiniteCheck,
         number: int,
         chunk: torch.nn.Module,
         hidden: Tensor,
     ) -> tuple[Tensor, Tensor, dict]:
-        microbatch, signal, device = microbatches[number], signals[number], self.mesh.device
+        microbatch, device = microbatches[number], self.mesh.device
         current, entropies = self._token_logprobs(chunk, microbatch, hidden)
         losses, of_tokens = token_losses(
-            self._objective,
-            current=current,
-            entropies=entropies,
-            old=signal.old,
-            weights=signal.behaviour_weights,
-            advantages=signal.advantages,
-            reference=signal.reference,
-            sequences=signal.sequences,
+            self.algorithm.policy_loss, self._algo, current=current, entropies=entropies, inputs=inputs[number]
         )
         for quantity, values in (("current log-prob", current), ("entropy", entropies), ("loss", losses)):
             finite.note(number, quantity, values.detach())
@@ -215,8 +214,12 @@ class Policy:
         return (losses * weights).sum(), tokens, {}
 
 
-def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
-    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it."""
+def load_policy(config: RunConfig, mesh: Mesh, run_dir: Path = Path()) -> Policy:
+    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it.
+
+    run_dir: where the run keeps the user's own code, if a setting names it. Raises ConfigError if it cannot be loaded.
+    """
+    algorithm = load_algorithm(config.algo, run_dir)
     trainer = config.trainer
     shape = read_shape(config.model.path)
     check_layout(shape, mesh.layout)
@@ -224,21 +227,13 @@ def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
     hf_weights.load(built, shape, mesh, config.model.path)
     chunks = wrap(built, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather)
     optimizer, scheduler = build_optimizer(chunks, trainer, total_steps=trainer.steps * config.algo.minibatches)
-    algo = config.algo
     return Policy(
         chunks=chunks,
         optimizer=optimizer,
         scheduler=scheduler,
         shape=shape,
         mesh=mesh,
-        objective=Objective(
-            policy_loss=algo.policy_loss,
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            dual_clip=algo.dual_clip,
-            kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
-            kl_estimator=algo.kl_estimator,
-            entropy_coef=algo.entropy_coef,
-        ),
+        algo=config.algo,
+        algorithm=algorithm,
         temperature=config.rollout.temperature,
     )

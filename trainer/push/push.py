@@ -28,11 +28,11 @@ from torch import Tensor
 from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import EngineInfo
 from rollout.queue.client import QueueClient
-from trainer.control import Control
 from trainer.megatron import hf_weights
 from trainer.megatron.hf_weights import HfTensor
 from trainer.megatron.policy import Policy
 from trainer.push import weight_group
+from trainer.push.control import Control
 from trainer.push.engines import LAST_CALL_S, AttemptResult, Bucket, Engines, WeightGroup
 
 log = logging.getLogger("trainer")

@@ -1,5 +1,7 @@
 """A number that is not finite stops the run before the optimizer sees it and says whose it is; so do figures that diverge."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
 
     def loss_of_one_trajectory(*arguments, **named):
         losses, figures = made(*arguments, **named)
-        return losses + torch.where(named["advantages"] == 77.0, torch.nan, 0.0), figures
+        return losses + torch.where(named["inputs"].advantages == 77.0, torch.nan, 0.0), figures
 
     def gradient_of_one_trajectory(hidden, weight, targets, **named):
         found, entropies = logprobs.token_logprobs(hidden, weight, targets, **named)
@@ -44,9 +46,11 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
 
     if poison == "loss":
         policy.token_losses = loss_of_one_trajectory
-        from trainer.learn import targets
 
-        targets.group_advantages = lambda rewards, kind, eps: np.where(np.arange(len(rewards)) == 1, 77.0, 0.5).astype(np.float32)
+        def advantage(rewards, group, algo):
+            return np.where(np.arange(len(rewards)) == 1, 77.0, 0.5)
+
+        trained.algorithm = replace(trained.algorithm, advantage=advantage)
     if poison == "gradient":
         policy.token_logprobs = gradient_of_one_trajectory
     try:
@@ -93,10 +97,10 @@ def token_figures() -> dict[str, float]:
     """Two data-parallel ranks with different tokens."""
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.learn.metrics import TokenFigures
+    from trainer.learn.token_figures import TokenFigures
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=30)
-    figures = TokenFigures(mesh, max_lag=2)
+    figures = TokenFigures(mesh)
     weights = torch.arange(1, 1001, dtype=torch.float64) / 500
     figures.add_weights(weights[mesh.dp_rank :: 2])
     figures.add("mismatch/lag_2_abs_logprob", torch.full((3 + mesh.dp_rank,), float(mesh.dp_rank)))

@@ -8,19 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.learn.objective import (
-    Correction,
-    Objective,
-    Sequences,
-    behaviour_weights,
-    cispo_loss,
-    kl,
-    policy_loss,
-    ppo_loss,
-    token_losses,
-)
+from conf.schema import AlgoConfig
+from trainer.learn.losses import LOSSES, LossInputs, cispo, clipped_surrogate, gspo
+from trainer.learn.objective import behaviour_weights, kl, token_losses
+from trainer.learn.sequences import Sequences
 
-LOSSES = ("ppo", "gspo", "cispo")
+
+def inputs(old: Tensor, advantages: Tensor, sequences: Sequences, **more: Tensor | None) -> LossInputs:
+    """For a loss of which a test looks at the policy's part, unless it gives `more`."""
+    plain = {"behaviour": old, "behaviour_weights": torch.ones_like(old), "reference": None}
+    return LossInputs(old=old, advantages=advantages, sequences=sequences, **plain | more)
+
+
+def clipped(figures: dict[str, Tensor], *names: str) -> list[str]:
+    return [name for name in names if name_of(name) in figures and figures[name_of(name)].item()]
+
+
+def name_of(bound: str) -> str:
+    return f"clip/{bound}_fraction"
 
 
 def one(count: int) -> Sequences:
@@ -49,38 +54,44 @@ def logs(*ratios: float) -> Tensor:
 )
 def test_the_clipped_surrogate_and_its_gradient(ratio: float, advantage: float, loss: float, gradient: float, held) -> None:
     log_ratio = logs(ratio).requires_grad_()
-    got = ppo_loss(log_ratio.exp(), torch.tensor([advantage], dtype=torch.float64), 0.2, 0.28, 3.0)
-    got.losses.sum().backward()
-    assert got.losses.item() == pytest.approx(loss)
+    algo = AlgoConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    losses, figures = clipped_surrogate(log_ratio.exp(), torch.tensor([advantage], dtype=torch.float64), algo)
+    losses.sum().backward()
+    assert losses.item() == pytest.approx(loss)
     assert log_ratio.grad.item() == pytest.approx(gradient)
-    assert [name for name in ("low", "high", "dual") if getattr(got, name).item()] == ([held] if held else [])
+    assert clipped(figures, "low", "high", "dual") == ([held] if held else [])
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "clipped", "held"),
+    ("ratio", "advantage", "weight", "held"),
     [(1.0, 2.0, 1.0, None), (6.0, 1.0, 5.0, "high"), (6.0, -1.0, 5.0, "high"), (0.3, 1.0, 0.6, "low"), (0.3, -1.0, 0.6, "low")],
 )
-def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio: float, advantage: float, clipped: float, held) -> None:
+def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio: float, advantage: float, weight: float, held) -> None:
     current = torch.tensor([-1.5], dtype=torch.float64, requires_grad=True)
     old = current.detach() - math.log(ratio)
-    got = cispo_loss(current, old, torch.tensor([advantage], dtype=torch.float64), 0.4, 4.0)
-    got.losses.sum().backward()
-    assert got.losses.item() == pytest.approx(-clipped * advantage * -1.5)
-    assert current.grad.item() == pytest.approx(-clipped * advantage)
-    assert [name for name in ("low", "high") if getattr(got, name).item()] == ([held] if held else [])
+    given = inputs(old, torch.tensor([advantage], dtype=torch.float64), one(1))
+    losses, figures = cispo(current, given, AlgoConfig(clip_low=0.4, clip_high=4.0))
+    losses.sum().backward()
+    assert losses.item() == pytest.approx(-weight * advantage * -1.5)
+    assert current.grad.item() == pytest.approx(-weight * advantage)
+    assert clipped(figures, "low", "high") == ([held] if held else [])
 
 
 def test_gspo_shares_the_geometric_mean_of_the_ratios_and_is_clipped_as_one() -> None:
     ratios = [2.0, 0.5, 1.21]  # their geometric mean is 1.21^(1/3) = 1.0656
     current = logs(*ratios, 3.0).requires_grad_()
     sequences = Sequences(index=torch.tensor([0, 0, 0, 1]), count=2)
-    objective = Objective(policy_loss="gspo", clip_low=0.1, clip_high=0.1)
-    got = policy_loss(objective, current, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 2.0]), sequences)
+    given = inputs(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 2.0]), sequences)
+    losses, figures = gspo(current, given, AlgoConfig(clip_low=0.1, clip_high=0.1))
     shared = 1.21 ** (1 / 3)
-    assert got.losses.tolist() == pytest.approx([-shared] * 3 + [-2.2])
-    assert got.high.tolist() == [False, False, False, True]
-    (got.losses / torch.tensor([3, 3, 3, 1])).sum().backward()
+    assert losses.tolist() == pytest.approx([-shared] * 3 + [-2.2])
+    assert figures["clip/high_fraction"].tolist() == [0, 0, 0, 1]
+    (losses / torch.tensor([3, 3, 3, 1])).sum().backward()
     assert current.grad.tolist() == pytest.approx([-shared / 3] * 3 + [0.0])
+
+
+def corrected(kind: str = "truncate", level: str = "token", cap: float = 2.0, floor: float = 0.0) -> AlgoConfig:
+    return AlgoConfig(behaviour_correction=kind, behaviour_level=level, behaviour_cap=cap, behaviour_floor=floor)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +109,7 @@ def test_gspo_shares_the_geometric_mean_of_the_ratios_and_is_clipped_as_one() ->
 def test_behaviour_weights(kind: str, level: str, expected: list[float]) -> None:
     old, behaviour = logs(3.0, 0.5, 1.5, 0.1), torch.zeros(4, dtype=torch.float64)
     sequences = Sequences(index=torch.tensor([0, 0, 0, 1]), count=2)
-    weights, raw = behaviour_weights(old, behaviour, sequences, Correction(kind=kind, level=level, cap=2.0, floor=0.2))
+    weights, raw = behaviour_weights(old, behaviour, sequences, corrected(kind, level, cap=2.0, floor=0.2))
     assert weights.tolist() == pytest.approx(expected)
     assert raw[3].item() == pytest.approx(0.1) and raw[0].item() == pytest.approx(
         {"token": 3.0, "sequence": 2.25, "geometric": 2.25 ** (1 / 3)}[level]
@@ -133,7 +144,7 @@ def test_a_kl_never_drives_a_log_prob_away_from_the_reference(difference: float,
     assert gradient.item() * difference >= 0
 
 
-@given(st.lists(st.floats(-700, 700), min_size=2, max_size=8), st.sampled_from(LOSSES), st.sampled_from(["k2", "k3"]))
+@given(st.lists(st.floats(-700, 700), min_size=2, max_size=8), st.sampled_from(sorted(LOSSES)), st.sampled_from(["k2", "k3"]))
 def test_no_log_prob_is_so_far_off_that_loss_or_gradient_are_not_finite(
     differences: list[float], kind: str, estimator: str
 ) -> None:
@@ -141,25 +152,24 @@ def test_no_log_prob_is_so_far_off_that_loss_or_gradient_are_not_finite(
     current = torch.tensor(differences, requires_grad=True)
     advantages = torch.tensor([(-1.0) ** i for i in range(count)])
     for level in ("token", "sequence", "geometric"):
-        weights, raw = behaviour_weights(current.detach(), torch.zeros(count), one(count), Correction(level=level))
+        weights, raw = behaviour_weights(current.detach(), torch.zeros(count), one(count), corrected(level=level))
         assert torch.isfinite(raw).all()
-        losses, _ = token_losses(
-            Objective(policy_loss=kind, kl_coef=0.1, kl_estimator=estimator), current=current, entropies=torch.zeros(count),
-            old=torch.zeros(count), weights=weights, advantages=advantages, reference=torch.zeros(count), sequences=one(count),
-        )  # fmt: skip
+        zeros = torch.zeros(count)
+        given_inputs = inputs(zeros, advantages, one(count), behaviour_weights=weights, reference=zeros)
+        algo = AlgoConfig(kl_coef=0.1, kl_estimator=estimator)
+        losses, _ = token_losses(LOSSES[kind], algo, current=current, entropies=zeros, inputs=given_inputs)
         [gradient] = torch.autograd.grad(losses.sum(), current)
         assert torch.isfinite(losses).all() and torch.isfinite(gradient).all()
 
 
 tokens = st.integers(1, 24)
-objectives = st.builds(
-    Objective, policy_loss=st.sampled_from(LOSSES), clip_low=st.sampled_from([0.0003, 0.2]), clip_high=st.just(0.28),
-    dual_clip=st.just(0.0), kl_coef=st.just(0.0), kl_estimator=st.just("k3"), entropy_coef=st.just(0.0),
-)  # fmt: skip
+algos = st.builds(
+    AlgoConfig, policy_loss=st.sampled_from(sorted(LOSSES)), clip_low=st.sampled_from([0.0003, 0.2]), clip_high=st.just(0.28)
+)
 
 
-@given(objectives, tokens, st.integers(0, 1000))
-def test_on_policy_the_gradient_of_every_objective_is_the_policy_gradient(objective: Objective, count: int, seed: int) -> None:
+@given(algos, tokens, st.integers(0, 1000))
+def test_on_policy_the_gradient_of_every_objective_is_the_policy_gradient(algo: AlgoConfig, count: int, seed: int) -> None:
     make = torch.Generator().manual_seed(seed)
     current = torch.randn(count, generator=make, dtype=torch.float64).requires_grad_()
     fixed = current.detach().clone()
@@ -167,18 +177,18 @@ def test_on_policy_the_gradient_of_every_objective_is_the_policy_gradient(object
     per_sequence = torch.randn(3, generator=make, dtype=torch.float64)
     advantages = per_sequence[index]  # one advantage a sequence, as everywhere here
     sequences = Sequences(index=index, count=3)
-    weights, _ = behaviour_weights(fixed, fixed, sequences, Correction())
+    weights, _ = behaviour_weights(fixed, fixed, sequences, corrected())
+    on_policy = inputs(fixed, advantages, sequences, behaviour_weights=weights)
     losses, figures = token_losses(
-        objective, current=current, entropies=torch.zeros(count), old=fixed, weights=weights, advantages=advantages,
-        reference=None, sequences=sequences,
-    )  # fmt: skip
+        LOSSES[algo.policy_loss], algo, current=current, entropies=torch.zeros(count), inputs=on_policy
+    )
     losses.sum().backward()
     torch.testing.assert_close(current.grad, -advantages)
     assert not figures["clip/fraction"].any()
 
 
 @settings(deadline=None)
-@given(st.sampled_from(LOSSES), st.sampled_from(["token", "sequence", "geometric"]), st.integers(0, 10_000))
+@given(st.sampled_from(sorted(LOSSES)), st.sampled_from(["token", "sequence", "geometric"]), st.integers(0, 10_000))
 def test_loss_and_gradient_do_not_depend_on_how_sequences_are_packed(kind: str, level: str, seed: int) -> None:
     """The same sequences in another order, and cut into two microbatches instead of one."""
     make = torch.Generator().manual_seed(seed)
@@ -186,7 +196,7 @@ def test_loss_and_gradient_do_not_depend_on_how_sequences_are_packed(kind: str, 
     columns = torch.randn(4, sum(lengths), generator=make, dtype=torch.float64) * 0.3
     advantages = torch.randn(6, generator=make, dtype=torch.float64)
     rows = torch.arange(sum(lengths)).split(lengths)
-    objective = Objective(policy_loss=kind, kl_coef=0.1, entropy_coef=0.01)
+    algo = AlgoConfig(kl_coef=0.1, entropy_coef=0.01, behaviour_level=level, behaviour_cap=1.1)
 
     def run(packing: list[list[int]]) -> tuple[Tensor, Tensor]:
         current = columns[0].clone().requires_grad_()
@@ -196,11 +206,11 @@ def test_loss_and_gradient_do_not_depend_on_how_sequences_are_packed(kind: str, 
             index = torch.cat([torch.full((lengths[i],), n) for n, i in enumerate(members)])
             sequences = Sequences(index=index, count=len(members))
             old, behaviour, reference = columns[1:, chosen]
-            weights, _ = behaviour_weights(old, behaviour, sequences, Correction(level=level, cap=1.1))
-            losses, _ = token_losses(
-                objective, current=current[chosen], entropies=-current[chosen], old=old, weights=weights,
-                advantages=advantages[torch.tensor(members)][index], reference=reference, sequences=sequences,
-            )  # fmt: skip
+            weights, _ = behaviour_weights(old, behaviour, sequences, algo)
+            packed = inputs(
+                old, advantages[torch.tensor(members)][index], sequences, behaviour_weights=weights, reference=reference
+            )
+            losses, _ = token_losses(LOSSES[kind], algo, current=current[chosen], entropies=-current[chosen], inputs=packed)
             total = total + losses.sum()
         total.backward()
         return total.detach(), current.grad
@@ -216,17 +226,18 @@ def test_loss_and_gradient_do_not_depend_on_how_sequences_are_packed(kind: str, 
 def test_the_ratio_of_gspo_is_the_geometric_mean(first: list[float], second: list[float]) -> None:
     index = torch.tensor([0] * len(first) + [1] * len(second))
     advantages = torch.ones(len(index), dtype=torch.float64)
-    wide = Objective(policy_loss="gspo", clip_low=1.0, clip_high=100.0)
-    got = policy_loss(wide, logs(*first, *second), torch.zeros(len(index)), advantages, Sequences(index=index, count=2))
+    given_inputs = inputs(torch.zeros(len(index)), advantages, Sequences(index=index, count=2))
+    losses, _ = gspo(logs(*first, *second), given_inputs, AlgoConfig(clip_low=1.0, clip_high=100.0))
     means = [math.prod(first) ** (1 / len(first)), math.prod(second) ** (1 / len(second))]
-    assert (-got.losses).tolist() == pytest.approx([means[i] for i in index])
+    assert (-losses).tolist() == pytest.approx([means[i] for i in index])
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.sampled_from([-1.0, 1.0]))
 def test_cispo_leaves_no_token_without_gradient_where_ppo_does(differences: list[float], advantage: float) -> None:
     count = len(differences)
     current = torch.tensor(differences, dtype=torch.float64, requires_grad=True)
-    losses = cispo_loss(current, torch.zeros(count), torch.full((count,), advantage), 0.2, 0.2).losses
+    given_inputs = inputs(torch.zeros(count), torch.full((count,), advantage), one(count))
+    losses, _ = cispo(current, given_inputs, AlgoConfig(clip_low=0.2, clip_high=0.2))
     [gradient] = torch.autograd.grad(losses.sum(), current)
     torch.testing.assert_close(gradient, -advantage * current.detach().exp().clamp(0.8, 1.2))
 
@@ -234,10 +245,10 @@ def test_cispo_leaves_no_token_without_gradient_where_ppo_does(differences: list
 def test_entropy_and_kl_join_the_loss_with_their_coefficients() -> None:
     current, entropies = torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([0.5, 0.25], requires_grad=True)
     old, reference = current.detach().clone(), torch.tensor([-1.5, -2.0])
-    losses, figures = token_losses(
-        Objective(kl_coef=0.1, kl_estimator="k2", entropy_coef=0.2), current=current, entropies=entropies, old=old,
-        weights=torch.tensor([2.0, 1.0]), advantages=torch.tensor([1.0, -1.0]), reference=reference, sequences=one(2),
-    )  # fmt: skip
+    weights = torch.tensor([2.0, 1.0])
+    algo = AlgoConfig(kl_coef=0.1, kl_estimator="k2", entropy_coef=0.2)
+    weighted = inputs(old, torch.tensor([1.0, -1.0]), one(2), behaviour_weights=weights, reference=reference)
+    losses, figures = token_losses(LOSSES["ppo"], algo, current=current, entropies=entropies, inputs=weighted)
     assert losses.tolist() == pytest.approx([-2.0 + 0.1 * 0.125 - 0.2 * 0.5, 1.0 - 0.2 * 0.25])
     losses.sum().backward()
     assert entropies.grad.tolist() == pytest.approx([-0.2, -0.2])
@@ -255,8 +266,9 @@ def on_context_ranks(kind: str) -> tuple[Tensor, Tensor, Tensor]:
     mine = torch.arange(len(index)) % world == rank
     sequences = Sequences(index=index[mine], count=2, group=dist.group.WORLD)
     current = columns[0, mine].clone().requires_grad_()
-    weights, _ = behaviour_weights(columns[1, mine], columns[2, mine], sequences, Correction(level="sequence", cap=10.0))
-    losses = weights * policy_loss(Objective(policy_loss=kind), current, columns[1, mine], columns[3, mine], sequences).losses
+    weights, _ = behaviour_weights(columns[1, mine], columns[2, mine], sequences, corrected(level="sequence", cap=10.0))
+    given_inputs = inputs(columns[1, mine], columns[3, mine], sequences)
+    losses = weights * LOSSES[kind](current, given_inputs, AlgoConfig())[0]
     losses.sum().backward()
     dist.destroy_process_group()
     return losses.detach(), weights, current.grad
@@ -267,15 +279,15 @@ def context_inputs() -> tuple[Tensor, Tensor]:
     return columns, torch.tensor([0] * 7 + [1] * 4)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", sorted(LOSSES))
 def test_sequences_that_are_cut_over_context_parallel_ranks_are_reduced_as_one(kind: str) -> None:
     from tests.trainer import ranks
 
     columns, index = context_inputs()
     current = columns[0].clone().requires_grad_()
     sequences = Sequences(index=index, count=2)
-    weights, _ = behaviour_weights(columns[1], columns[2], sequences, Correction(level="sequence", cap=10.0))
-    losses = weights * policy_loss(Objective(policy_loss=kind), current, columns[1], columns[3], sequences).losses
+    weights, _ = behaviour_weights(columns[1], columns[2], sequences, corrected(level="sequence", cap=10.0))
+    losses = weights * LOSSES[kind](current, inputs(columns[1], columns[3], sequences), AlgoConfig())[0]
     losses.sum().backward()
     for rank, got in enumerate(ranks.run(on_context_ranks, 2, kind)):
         for ours, whole in zip(got, (losses.detach(), weights, current.grad), strict=True):

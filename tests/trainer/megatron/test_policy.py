@@ -103,7 +103,7 @@ def test_two_steps_give_the_same_weights_in_every_layout_and_packing(tmp_path, t
 @pytest.mark.parametrize("size", range(2, 17))
 @pytest.mark.parametrize("reward", [0.1, 0.3, 0.7])
 def test_a_group_of_equal_rewards_has_no_signal_however_its_mean_is_rounded(reward: float, size: int) -> None:
-    from trainer.step import batch_figures
+    from trainer.learn.batch_figures import batch_figures
 
     [group] = batch(groups=1, size=size).groups
     equal = Batch(step=0, groups=[replace(group, trajectories=[replace(t, reward=reward) for t in group.trajectories])])
@@ -131,11 +131,14 @@ def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
     return figures
 
 
-def test_every_preset_of_the_algorithms_trains(tmp_path) -> None:
+def test_every_preset_of_the_algorithms_trains_and_its_figures_stand_in_the_table(tmp_path) -> None:
+    from trainer.metrics.table import find
+
     [figures] = ranks.run(step_of_each_preset, 1, model_folder(tmp_path))
     assert len(figures) >= 7
     for preset, found in figures.items():
         assert all(np.isfinite(value) for value in found.values()), preset
         assert found["grad_norm"] > 1e-4, preset
+        assert [name for name in found if find(name) is None] == [], "describe them in trainer/metrics/table.py"
         assert ("kl/reference" in found) == (preset in ("default", "grpo", "rloo")), preset
     assert figures["gspo"]["clip/fraction"] > figures["grpo"]["clip/fraction"]  # its bounds are hundreds of times narrower

@@ -38,10 +38,10 @@ class DeadlyPusher(Pusher):
 def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int) -> tuple[list[PushReport], list[bool]]:
     """Versions 0, 1 and 2, one training step apart: the reports, and whether the first engine then had this stage's weights."""
     from trainer import process_groups
-    from trainer.control import Control
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
+    from trainer.push.control import Control
     from trainer.step import Stopwatch, train_step
 
     settings = config()

@@ -47,9 +47,9 @@ class FixedFleet:
 
 def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, out: str) -> list[list[str]]:
     from trainer import process_groups
-    from trainer.control import Control
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
+    from trainer.push.control import Control
     from trainer.push.push import Pusher
     from trainer.step import Stopwatch, train_step
 
@@ -89,8 +89,8 @@ class RefusingEngine(BaseHTTPRequestHandler):
 
 def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[PushReport, float]:
     from trainer import process_groups
-    from trainer.control import Control
     from trainer.megatron.policy import load_policy
+    from trainer.push.control import Control
     from trainer.push.push import Pusher
     from trainer.step import Stopwatch, train_step
 

@@ -101,10 +101,10 @@ class Fleet:
 def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: str) -> tuple[list[PushReport], list[bool]]:
     """Pushes versions 0, 1 and 2, one training step apart; the reports, and whether each engine that is left holds version 2."""
     from trainer import process_groups
-    from trainer.control import Control
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
+    from trainer.push.control import Control
     from trainer.push.push import Pusher
     from trainer.step import Stopwatch, train_step
 
@@ -181,9 +181,9 @@ def test_only_the_engine_that_breaks_is_lost(tmp_path: Path, how: str, path: str
 def push_while_torch_hangs(folder: str, engines: list[EngineInfo], port: int, hanging: str) -> PushReport:
     """Pushes once; a call of torch's on the source never returns."""
     from trainer import process_groups
-    from trainer.control import Control
     from trainer.megatron.policy import load_policy
     from trainer.push import push, weight_group
+    from trainer.push.control import Control
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from conf.schema import RunConfig
 from rollout.ledger.records import EvalResult
-from trainer.feed import Feed
+from trainer.loop.feed import Feed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,48 +1,39 @@
-"""What each microbatch learns from: its behaviour weights and advantages, made once the old and reference log-probs are known.
+"""What each microbatch's loss is computed from: advantages and behaviour weights, once old and reference log-probs are known.
 
-Both are whole before the first update: a group's completions may lie in several microbatches, minibatches and ranks.
+Both are complete before the first update, because a group's completions may lie in several microbatches, minibatches and ranks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf.schema import RunConfig
+from conf.schema import AlgoConfig, RunConfig
 from rollout.ledger.records import F32, Batch
-from trainer.learn.advantages import group_advantages, overlong_penalties
-from trainer.learn.metrics import TokenFigures
-from trainer.learn.objective import Correction, Sequences, behaviour_weights, kl
+from trainer.learn.advantages import Advantage, overlong_penalties
+from trainer.learn.losses import LossInputs
+from trainer.learn.objective import behaviour_weights, kl
 from trainer.learn.packing import Microbatch
+from trainer.learn.sequences import Sequences
+from trainer.learn.token_figures import TokenFigures
 from trainer.process_groups import Mesh
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Signal:
-    """What the loss of a microbatch needs beside the current log-probs: [m] each, on the device of a last stage."""
-
-    old: Tensor
-    reference: Tensor | None  # where a KL is part of the loss
-    behaviour_weights: Tensor
-    advantages: Tensor
-    sequences: Sequences
-
-
-def make_signals(
+def make_loss_inputs(
     batch: Batch,
     microbatches: Sequence[Microbatch],
     old: Sequence[Tensor],
     reference: Sequence[Tensor],
     config: RunConfig,
+    advantage: Advantage,
     mesh: Mesh,
     figures: TokenFigures,
-) -> list[Signal]:
-    """A signal for each of this rank's microbatches; [] on the earlier pipeline stages, which have no log-probs.
+) -> list[LossInputs]:
+    """One for each of this rank's microbatches; [] on the earlier pipeline stages, which have no log-probs.
 
-    old, reference: log-probs of each microbatch; reference is [] where no KL is asked for. Collective over the ranks of a stage.
+    old, reference: the log-probs of each microbatch; reference is [] if there is no KL. Collective over the ranks of a stage.
     """
     if not mesh.is_last_stage:
         return []
@@ -53,32 +44,29 @@ def make_signals(
         for divergence in divergences:
             figures.add("kl/reference", divergence)
         rewards = rewards - algo.kl_coef * trajectory_sums(microbatches, divergences, len(rewards), mesh)
-    advantages = batch_advantages(batch, rewards.astype(np.float32), algo.advantage, algo.advantage_eps)
+    advantages = batch_advantages(batch, rewards, advantage, algo)
     in_loss = list(reference) if algo.kl_in == "loss" and reference else [None] * len(microbatches)
-    correction = Correction(
-        kind=algo.behaviour_correction, level=algo.behaviour_level, cap=algo.behaviour_cap, floor=algo.behaviour_floor
-    )
-    signals = []
+    made = []
     for microbatch, old_logprobs, reference_logprobs in zip(microbatches, old, in_loss, strict=True):
         sequences = sequences_of(microbatch, mesh)
         behaviour = torch.from_numpy(microbatch.behaviour_logprobs).to(mesh.device)
-        weights, raw = behaviour_weights(old_logprobs, behaviour, sequences, correction)
+        weights, raw = behaviour_weights(old_logprobs, behaviour, sequences, algo)
         figures.add("behaviour/weight_mean", weights)
         figures.add_weights(raw)
-        signals.append(
-            Signal(
-                old=old_logprobs,
-                reference=reference_logprobs,
-                behaviour_weights=weights,
-                advantages=torch.from_numpy(advantages[microbatch.trajectories][microbatch.sequences]).to(mesh.device),
-                sequences=sequences,
-            )
+        inputs = LossInputs(
+            old=old_logprobs,
+            behaviour=behaviour,
+            behaviour_weights=weights,
+            advantages=torch.from_numpy(advantages[microbatch.trajectories][microbatch.sequences]).to(mesh.device),
+            reference=reference_logprobs,
+            sequences=sequences,
         )
-    return signals
+        made.append(inputs)
+    return made
 
 
 def shaped_rewards(batch: Batch, config: RunConfig) -> F32:
-    """The rewards of the batch's trajectories [n], less what is taken off overlong ones."""
+    """The rewards of the batch's trajectories [n], less the penalties for overlong ones."""
     trajectories = batch.trajectories
     lengths = np.array([t.completion_tokens for t in trajectories])
     algo, longest = config.algo, config.rollout.max_completion_tokens
@@ -86,14 +74,15 @@ def shaped_rewards(batch: Batch, config: RunConfig) -> F32:
     return np.array([t.reward for t in trajectories], dtype=np.float32) - penalties
 
 
-def batch_advantages(batch: Batch, rewards: F32, kind: str, eps: float) -> F32:
-    """rewards [n] of the batch's trajectories -> advantages [n], each group on its own."""
+def batch_advantages(batch: Batch, rewards: F32, advantage: Advantage, algo: AlgoConfig) -> F32:
+    """The rewards of the batch's trajectories [n] -> their advantages [n], each group by itself."""
     ends = np.cumsum([len(group.trajectories) for group in batch.groups])[:-1]
-    return np.concatenate([group_advantages(part, kind, eps) for part in np.split(rewards, ends)])
+    parts = zip(np.split(rewards.astype(np.float64), ends), batch.groups, strict=True)
+    return np.concatenate([advantage(part, group, algo) for part, group in parts]).astype(np.float32)
 
 
 def trajectory_sums(microbatches: Sequence[Microbatch], values: Sequence[Tensor], count: int, mesh: Mesh) -> F32:
-    """A value a token [m] in each microbatch -> its sum over each of the batch's `count` trajectories, over all ranks' tokens."""
+    """One value per token [m] of each microbatch -> its sum over each of the batch's `count` trajectories, on all ranks."""
     sums = torch.zeros(count, dtype=torch.float64, device=mesh.device)
     for microbatch, of_tokens in zip(microbatches, values, strict=True):
         numbers = torch.from_numpy(microbatch.trajectories[microbatch.sequences]).to(mesh.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout.ledger.records import Batch, EvalResult, Waiting
 from rollout.queue.client import QueueClient, QueueError
-from trainer.control import Control
+from trainer.push.control import Control
 from trainer.push.push import Pusher, PushReport
 
 POLL_S = 2.0

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.ledger import wire
+from trainer.process_groups import gather_texts
 
 FAILED = -1  # sent instead of a size
 FIRST_FAILURE = "trainer_failure.txt"
@@ -98,11 +99,4 @@ class Control:
 
     def gather(self, text: str) -> list[str]:
         """Every rank's text, in order of rank."""
-        raw = text.encode()
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([len(raw)]), group=self._group)
-        padded = torch.zeros(max(1, *(int(size) for size in sizes)), dtype=torch.uint8)
-        padded[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
-        texts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(texts, padded, group=self._group)
-        return [text[: int(size)].numpy().tobytes().decode() for text, size in zip(texts, sizes, strict=True)]
+        return gather_texts(text, device=torch.device("cpu"), group=self._group)
