@@ -123,7 +123,7 @@ def _make(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> None:
     try:
         _run([sys.executable, "-m", recipe.module, *recipe.arguments, *data, "--out", str(out)], say)
     except KeyboardInterrupt:
-        say(f"interrupted: the next launch makes {target} anew")
+        say(f"interrupted: the next launch makes {target} again")
         raise
     (unfinished / HASH_FILE).write_text(_hash(recipe, cache))
     if target.exists():

@@ -193,7 +193,8 @@ class LedgerState:
 
     def _eval_counts(self, groups: Sequence[int]) -> dict[str, int]:
         completions = sum(len(self.groups[i].trajectories) for i in groups)
-        return {"completions": completions, "graded": completions - sum(self.groups[i].ungraded for i in groups)}
+        waiting = sum(self.groups[i].ungraded for i in groups if not self.groups[i].dropped)
+        return {"completions": completions, "graded": completions - waiting}
 
     def tokens_of(self, step: int) -> int:
         return sum(sum(self.taken[index].tokens) for index in self.batches[step])

@@ -435,6 +435,18 @@ def test_evaluation_tells_rewards_and_versions_and_leaves_training_alone():
         ledger.eval_result("first")
 
 
+def test_summary_counts_the_graded_completions_of_a_running_evaluation():
+    ledger = started()
+    ledger.apply(*ledger.admit_eval("e", [prompt(1), prompt(2)], 1))
+    assert ledger.summary()["evals"] == {"e": {"completions": 2, "graded": 0}}
+    finish(ledger, -1, rewards=(1.0,))
+    assert ledger.summary()["evals"] == {"e": {"completions": 2, "graded": 1}}
+    ledger.apply(*ledger.drop(-2, DropKind.BAD_PROMPT, "too long"))
+    assert ledger.summary()["evals"] == {"e": {"completions": 2, "graded": 2}}
+    ledger.apply(*ledger.close_eval("e"))
+    assert ledger.summary()["evals"] == {}
+
+
 def test_prompt_refused_in_an_evaluation_counts_as_failed():
     ledger = started()
     ledger.apply(*ledger.admit_eval("e", [prompt(1), prompt(2)], 1))
