@@ -1,1 +1,1 @@
-"""What is good: text in, score out."""
+"""Rewards: a task and a completion in, a verdict out."""

@@ -2,8 +2,8 @@
 
     python -m reward --run outputs/x --queue tcp://host:port [--slots N] [--name judge-0]
 
-Keeps `reward.slots` sandboxes warm (0: one a core) and grades until the run is over or SIGTERM comes. Ends with 0 then, with 1
-when it cannot go on, with CANNOT_START when trying again would not help; the reason is on standard error.
+Keeps `reward.slots` sandboxes warm (0: one per core) and grades until the run is over or SIGTERM arrives: then it ends with 0.
+It ends with 1 when it cannot go on, and with CANNOT_START when a restart would not help. The reason is on standard error.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             pass
         decode_tokens = decoder(config.model.path, arguments.run / "prompts")
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
-        holder = f"{arguments.name}-{secrets.token_hex(4)}"  # a new one each time: the leases of a dead judge must lapse
+        holder = f"{arguments.name}-{secrets.token_hex(4)}"  # new at each start, so that the leases of a dead judge lapse
         judge = Judge(
             holder=holder,
             config=config.reward,

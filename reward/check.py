@@ -37,7 +37,7 @@ CANNOT_READ = 2
 
 
 class CheckError(ValueError):
-    """A file that is not what it should be: where, what, and what to do."""
+    """A file that cannot be used. The message says where, what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], 
 
 
 def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None) -> Iterator[Graded]:
-    """Grades in so many sandboxes at once; results come in the order of the attempts."""
+    """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
     local = threading.local()
     sandboxes: list[Sandbox] = []
 
@@ -204,12 +204,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m reward.check", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("problems", type=Path, help="JSONL of problems")
     parser.add_argument("--solutions", type=Path, help='JSONL of {"id", "completion"}; without it the problems\' own solutions')
-    parser.add_argument("--slots", type=int, default=len(os.sched_getaffinity(0)), help="sandboxes at once (one a core)")
+    parser.add_argument(
+        "--slots", type=int, default=len(os.sched_getaffinity(0)), help="sandboxes at once (default: one per CPU core)"
+    )
     parser.add_argument("--credit", default="all", choices=("all", "fraction"))
-    parser.add_argument("--cpu-limit-s", type=float, default=8.0, help="of one completion, unless its task says otherwise")
+    parser.add_argument(
+        "--cpu-limit-s", type=float, default=8.0, help="CPU seconds for one completion, if its task sets no limit"
+    )
     parser.add_argument("--memory-limit-mb", type=int, default=1024)
     parser.add_argument("--packages", nargs="*", default=[], help="installed packages that completions may import, such as numpy")
-    parser.add_argument("--show", type=int, default=10, help="so many refused problems and failed completions are listed")
+    parser.add_argument("--show", type=int, default=10, help="how many refused problems and failed completions are listed")
     arguments = parser.parse_args(argv)
     if arguments.slots < 1:
         parser.error(f"--slots {arguments.slots}: must be at least 1")

@@ -3,21 +3,21 @@
     python -m reward.generated --out DIR [--seed 0]
 
 writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (22,400 answers to train problems).
-A problem is drawn as a `Spec`: a family and its steps. Everything else (sentence, code, tests, id) follows from it. Which
-file a specification belongs to is decided by its hash, so train and held-out problems are disjoint whatever the seed.
+A problem is drawn as a `Spec`: a family and its steps. Sentence, code, tests and id follow from it. The hash of a specification
+decides which file it goes to, so train and held-out problems are disjoint for every seed.
 
-How the pieces fit: the user message is one sentence, the prefill is the signature with its newline, and a completion is the
-indented body that goes on from there, so that `prefill + completion` is the whole program:
+The user message is one sentence, the prefill is the signature with its newline, and a completion is the indented body that
+follows, so that `prefill + completion` is the whole program:
 
     prompt       Keep even, add 3, sum.
     prefill      def f(xs):\\n
     completion       return sum([x + 3 for x in xs if x % 2 == 0])<eos>
 
-The demonstrations stand in the order of training: clean ones first, from which the language is learnt quickly, then noisy ones.
-A model trained on them in one pass solves most problems when it decodes greedily and about a third when it samples, which is
-the room that reinforcement learning fills. A noisy answer may solve a mutated specification (another constant, another
-operation, a dropped step), and it may ramble first, sometimes beyond the length cap. Some prompts ask to explain, and their
-answers carry comments, so that lengths vary.
+The demonstrations are in the order of training: clean ones first, because they teach the language quickly, then noisy ones. A
+model trained on them in one pass solves most problems when it decodes greedily and about a third when it samples, so
+reinforcement learning has room to improve it. A noisy answer may solve a mutated specification (another constant, another
+operation, a dropped step), and it may ramble first, sometimes beyond the length cap. Some prompts ask for an explanation, and
+their answers have comments, so that lengths vary.
 """
 
 import argparse
@@ -46,8 +46,8 @@ LETTERS = tuple("abcdest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One operation: how it is said and how it is written. In `code`, {v} is the operand and {t} the operand in
-    parentheses where it needs them; `loose` says that the written form needs them in turn. {k} is the constant."""
+    """One operation in words and in code. In `code`, {v} is the operand, {t} the operand in parentheses if it needs them, and
+    {k} the constant. `loose`: the code itself needs parentheses when it becomes an operand."""
 
     say: str
     code: str
@@ -143,8 +143,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a function does: `list` is an optional filter, map and reduction; `pipeline` and `string` are steps one after
-    another; `branch` is a condition, the step taken when it holds, and the step taken otherwise."""
+    """What a function does. `list`: an optional filter, map and reduction. `pipeline` and `string`: steps in sequence.
+    `branch`: a condition, the step if it holds, and the step otherwise."""
 
     family: str
     steps: tuple[Step, ...]
@@ -281,7 +281,7 @@ def draw_spec(rng: random.Random) -> Spec:
 
 
 def mutate(rng: random.Random, spec: Spec) -> Spec:
-    """A specification that is easily mistaken for this one: one step with another constant, another operation, or none."""
+    """A specification that looks like this one: one step has another constant or operation, or is missing."""
     at = rng.randrange(len(spec.steps))
     step = spec.steps[at]
     kinds = ["operation"]
@@ -314,7 +314,7 @@ def draw_input(rng: random.Random, spec: Spec) -> Any:
 
 
 def make_tests(rng: random.Random, spec: Spec) -> list[dict[str, Any]]:
-    """8 to 18 distinct inputs with what the specification's own code, which is ours and trusted, returns for them."""
+    """8 to 18 distinct inputs, each with what the specification's own code returns. That code is ours and trusted."""
     namespace: dict[str, Any] = {}
     exec(solution(spec), namespace)
     function: Callable[[Any], Any] = namespace[ENTRY_POINT]
@@ -331,7 +331,7 @@ def make_tests(rng: random.Random, spec: Spec) -> list[dict[str, Any]]:
 
 
 def make_problem(rng: random.Random, spec: Spec) -> dict[str, Any] | None:
-    """The problem's JSON line, or None where the tests hardly tell one answer from another."""
+    """The problem's JSON line, or None if the tests hardly tell one answer from another."""
     tests = make_tests(rng, spec)
     if len({json.dumps(test["expected"]) for test in tests}) < 4 or all(test["args"][0] == test["expected"] for test in tests):
         return None

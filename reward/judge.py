@@ -1,14 +1,14 @@
-"""A judge: one warm sandbox a slot, fed by grading leases from the queue server.
+"""A judge: takes grading leases from the queue server and grades them, with one warm sandbox per slot.
 
-Four kinds of thread, each with a client of its own, joined by two queues:
+It has four kinds of thread, each with its own client, and two queues between them:
 
-    leaser     takes as many leases as slots are free           ──> work
+    leaser     takes as many leases as slots are free            ──> work
     slot x N   work ──> grades in its own sandbox                ──> outcomes
-    reporter   outcomes ──> tells the queue server all that are there, repeats until it is heard
-    main       heartbeats: what is held, what is cancelled, whether the run is closing; the clock of everything
+    reporter   outcomes ──> sends all that are there to the queue server, and retries until it answers
+    main       sends heartbeats (what is held), and hears what is cancelled and whether the run is closing
 
-A judge that dies loses nothing: its leases return when it is no longer heard. One that is told to end takes no more leases,
-finishes what it can within DRAIN_S, and leaves the rest to that same rule.
+A judge that dies loses nothing: its leases lapse when its heartbeats stop, and other judges get them. A judge that is told to end
+takes no more leases, finishes what it can within DRAIN_S, and lets the other leases lapse.
 """
 
 import logging
@@ -35,10 +35,10 @@ log = logging.getLogger("reward")
 
 DRAIN_S = 5.0
 LEASE_WAIT_S = 2.0
-BEAT_S = 0.2  # the main thread looks at its flags so often
+BEAT_S = 0.2  # the main thread checks its flags this often
 FIGURES_S = 60.0
-TOLD_AT_ONCE = 64  # verdicts in a message, at most
-SANDBOX_TRIES = 3  # lost sandboxes that one completion may cost; then it scores 0, as it may be what breaks them
+TOLD_AT_ONCE = 64  # at most this many verdicts in one message
+SANDBOX_TRIES = 3  # a completion that loses this many sandboxes scores 0, because it may be what breaks them
 
 
 # Every verdict names at least these parts, so that their means are over all completions.
@@ -65,7 +65,7 @@ class QueueLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one lease: a verdict, or the reason why its task cannot be run, or neither (cancelled)."""
+    """The result of one lease: a verdict, or why its task cannot be graded, or neither if it was cancelled."""
 
     work: GradingWork
     verdict: Verdict | None = None
@@ -78,7 +78,7 @@ class Judge:
     def __init__(
         self,
         *,
-        holder: str,  # unique among all judges that ever were
+        holder: str,  # no other judge of the run, past or present, has this name
         config: RewardConfig,
         slots: int,
         connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
@@ -95,14 +95,14 @@ class Judge:
         self._free = threading.Semaphore(0)  # slots that wait for work
         self._work: queue.SimpleQueue[GradingWork | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
-        self._held: dict[Position, threading.Event] = {}  # set: its result is not wanted any more
-        self._lock = threading.Lock()  # of `_held` and `_failure`
+        self._held: dict[Position, threading.Event] = {}  # the event is set when the result is no longer wanted
+        self._lock = threading.Lock()  # guards `_held` and `_failure`
         self._closing = threading.Event()
         self._asked_to_close = False
         self._failure: BaseException | None = None
 
     def close(self) -> None:
-        """Asks `run` to end. For signal handlers, which must not touch a lock."""
+        """Asks `run` to end. Signal handlers call it, so it takes no lock."""
         self._asked_to_close = True
 
     def run(self) -> None:
@@ -183,7 +183,7 @@ class Judge:
                     count += 1
                 for work in self._lease(client, count):
                     with self._lock:
-                        if work.position in self._held:  # a restarted server, which has not yet heard that we hold it
+                        if work.position in self._held:  # a restarted server leases it again before it hears our heartbeat
                             continue
                         self._held[work.position] = threading.Event()
                     self._work.put(work)
@@ -196,7 +196,7 @@ class Judge:
     def _lease(self, client: QueueLike, count: int) -> list[GradingWork]:
         try:
             return client.lease_grading(self.holder, count, wait_s=LEASE_WAIT_S)
-        except QueueTimeout:  # the main thread says when that has lasted too long
+        except QueueTimeout:  # the main thread ends the judge if this lasts too long
             return []
 
     # The slots
@@ -260,7 +260,7 @@ class Judge:
             client.close()
 
     def _next_outcomes(self) -> list[Outcome]:
-        """All that are there, at least one; [] when none will come any more."""
+        """All outcomes that are there, at least one; [] after the last one."""
         outcomes = []
         outcome = self._outcomes.get()
         while outcome is not None:
@@ -269,7 +269,7 @@ class Judge:
                 return outcomes
             outcome = self._outcomes.get()
         if outcomes:
-            self._outcomes.put(None)  # to be found the next time
+            self._outcomes.put(None)  # the next call finds it and returns []
         return outcomes
 
     def _report(self, client: QueueLike, outcomes: Sequence[Outcome]) -> None:
@@ -277,7 +277,7 @@ class Judge:
             if outcome.refused:
                 log.warning("refused: %s", outcome.refused)
                 self.figures.add_refused()
-                with suppress(Refused):  # another judge was first
+                with suppress(Refused):  # another judge has refused it already
                     self._tell(partial(client.refuse_task, outcome.work.position.group, outcome.refused))
         if found := [(outcome.work.position, outcome.verdict) for outcome in outcomes if outcome.verdict is not None]:
             self._tell(partial(client.verdicts, self.holder, found))
@@ -299,7 +299,7 @@ class Judge:
         return thread
 
     def _guarded(self, body: Callable[[], None]) -> None:
-        """A thread that fails ends the judge, with what it failed of."""
+        """A thread that fails ends the judge, and `run` raises its error."""
         try:
             body()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`

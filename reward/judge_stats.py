@@ -1,4 +1,4 @@
-"""What a judge has done, in a line: counts, and CPU and wall time a verdict (p50 / p95 / p99 of the latest ones)."""
+"""What a judge has done, in one line: counts, and CPU and wall time per verdict (p50 / p95 / p99 of the latest verdicts)."""
 
 import threading
 from collections import Counter, deque
@@ -9,7 +9,7 @@ KEPT = 10_000
 
 
 class Figures:
-    """Fed by many threads."""
+    """Counts of verdicts. Any thread may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

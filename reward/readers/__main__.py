@@ -100,7 +100,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("format", choices=FORMATS)
     parser.add_argument("--out", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument(
-        "--source", type=Path, nargs="+", default=[], help="the set's own files, where they are not to be looked for"
+        "--source", type=Path, nargs="+", default=[], help="files of the set; HumanEval and MBPP are found without"
     )
     parser.add_argument(
         "--no-prefill",
@@ -108,9 +108,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="HumanEval and MBPP: answers are not begun for the model, as chat and thinking models want it",
     )
     parser.add_argument("--as-asserts", action="store_true", help="HumanEval: keep the tests as code instead of reading them")
-    parser.add_argument("--at-most", type=int, default=64, help="tests of one problem that are kept, the first ones (64)")
+    parser.add_argument("--at-most", type=int, default=64, help="keep at most this many tests per problem, the first ones (64)")
     parser.add_argument("--unverified", action="store_true", help="do not run the solutions that the set carries")
-    parser.add_argument("--slots", type=int, default=len(os.sched_getaffinity(0)), help="solutions run at once (one a core)")
+    parser.add_argument(
+        "--slots", type=int, default=len(os.sched_getaffinity(0)), help="solutions run at once (default: one per CPU core)"
+    )
     arguments = parser.parse_args(argv)
     if not arguments.source and arguments.format not in ("humaneval", "mbpp"):
         parser.error(f"{arguments.format} needs --source")

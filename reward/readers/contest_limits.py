@@ -1,10 +1,10 @@
-"""What a contest allows for one test: `time_limit` and `memory_limit`, in the many ways that sets write them.
+"""The limits of a contest for one test: `time_limit` and `memory_limit`, in the many ways that sets write them.
 
     time      2 · 2.5 · "2.0 seconds" · "500 ms" · "0.5 - 2.0 seconds" (the larger) · {"seconds": 2, "nanos": 500000000}
     memory    "256.0 megabytes" · 256 (megabytes) · `memory_limit_bytes`: 256000000
 
-A limit of zero, "None", or what cannot be read is no limit: then the run's own holds. The whole completion keeps the run's
-`cpu_limit_s` in any case.
+A limit that is zero, "None" or unreadable sets no limit, and the run's own limit holds. The run's `cpu_limit_s` holds for the
+whole completion in any case.
 """
 
 import math
@@ -23,7 +23,7 @@ _UNIT = re.compile(r"[a-z]+")
 
 
 def contest_limits(*rows: Mapping[str, Any]) -> dict[str, float]:
-    """Fields of a task; those that the rows say nothing of are left out. The first row that has a limit decides."""
+    """The limits as fields of a task, without those that no row sets. The first row that has a limit decides."""
     found: dict[str, float] = {}
     for row in rows:
         seconds = _amount(row.get("time_limit"), _SECONDS)
@@ -36,7 +36,7 @@ def contest_limits(*rows: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _amount(value: Any, units: Mapping[str, float]) -> float:
-    """0 where there is none."""
+    """The amount in seconds or megabytes; 0 if there is none."""
     if isinstance(value, Mapping):
         value = (value.get("seconds") or 0) + (value.get("nanos") or 0) / 1e9
     if isinstance(value, bool) or not isinstance(value, int | float | str):

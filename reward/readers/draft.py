@@ -1,4 +1,4 @@
-"""What a reader makes of one problem, before its solution has been tried; and how a problem is refused."""
+"""The record that a reader makes of one problem, before its solution is run, and how a problem is refused."""
 
 import json
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ ASK_PROGRAM = f"Write a Python program that reads from standard input and prints
 
 
 class ReadError(ValueError):
-    """The set itself cannot be had or read."""
+    """A set that cannot be fetched or read."""
 
 
 class Refused(ValueError):
-    """One problem that cannot be used. The reason is what is counted; the detail is this problem's own."""
+    """A problem that cannot be used. Problems are counted by reason; the detail is about this problem alone."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -26,8 +26,8 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A problem in our terms. Where a format leaves open what a test means there are several tasks: the first that a solution
-    passes is the right one."""
+    """A problem in this project's format. If a set leaves open what a test means there are several tasks, and the first one
+    that a solution passes is right."""
 
     id: str
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Draft:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What came of a set."""
+    """What was kept of a set, and what was refused."""
 
     verified: int = 0  # kept, and a solution of theirs passed
     unverified: int = 0  # kept, without a solution or unchecked
@@ -74,7 +74,7 @@ def user(*parts: str) -> list[dict[str, str]]:
 
 
 def text_of(row: dict[str, Any], *keys: str, default: str | None = None) -> str:
-    """The first of these fields that is there. Raises Refused."""
+    """The first of these fields that the row has. Raises Refused."""
     for key in keys:
         if (value := row.get(key)) is not None:
             if not isinstance(value, str | int):
@@ -86,7 +86,7 @@ def text_of(row: dict[str, Any], *keys: str, default: str | None = None) -> str:
 
 
 def as_json(value: Any, what: str) -> Any:
-    """What a field holds that is JSON in a string in one edition of a set and an object in another."""
+    """The value of a field that some editions of a set write as a string of JSON and others as an object."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Our own lines: read to be checked, and to be brought together from several files."""
+"""The format of this project: lines are read to be checked, and to merge several files."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs, as most sets carry them, as tests of ours."""
+"""Makes tests of the inputs and outputs that most sets carry."""
 
 import re
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _check_pairs(inputs: Any, outputs: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """Some sets have the lines of an input in a list."""
+    """Some sets write an input as a list of its lines."""
     if isinstance(value, list):
         return "\n".join(_text(item) for item in value)
     if not isinstance(value, str | int | float):

@@ -1,6 +1,6 @@
-"""Drafts become lines: every task has to parse, and where there are solutions one of them has to pass, in the sandbox.
+"""Turns drafts into lines: every task must be readable, and if a draft has solutions one of them must pass in the sandbox.
 
-The first task and solution of every draft are tried, then what is left for those that failed, until a pass or the last one.
+Each round tries one task and one solution of every draft that has not passed yet, until one passes or none is left.
 """
 
 import itertools
@@ -17,10 +17,10 @@ NO_PASS = "no solution of its own passes"
 
 
 def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutions: bool = True) -> list[dict[str, Any]]:
-    """The lines of those that hold, in order; the others are in the summary. Raises SandboxUnavailable."""
+    """The lines of the drafts that pass, in order; the summary names the others. Raises SandboxUnavailable."""
     lines: dict[str, dict[str, Any]] = {}
     attempts: list[tuple[int, str]]
-    waiting: dict[str, tuple[Draft, list[tuple[int, str]]]] = {}  # by id: what is still to be tried, as (task, solution)
+    waiting: dict[str, tuple[Draft, list[tuple[int, str]]]] = {}  # by id: the (task, solution) pairs still to try
     parsed: dict[str, list[Task]] = {}
     for draft in drafts:
         if draft.id in parsed:
