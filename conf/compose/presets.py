@@ -11,8 +11,14 @@ from conf.schema import ConfigError
 
 FOLDER = Path(__file__).parents[1]
 EXPERIMENT = "experiment"
+ADDRESS = re.compile(r"(?<!['\"])hf://(?:[^\s,'\"\[\]]|\[[^\]]*\])+")
 NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
 """What Hydra reads as another type than text; its own error does not name the word."""
+
+
+def with_quoted_addresses(words: Sequence[str]) -> list[str]:
+    """The words of a command with `hf://name?split=train` in quotes, since Hydra does not read `?`, `=` and `&` without them."""
+    return [ADDRESS.sub(lambda found: f"'{found[0]}'", word) for word in words]
 
 
 def check_names(words: Sequence[str]) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from conf.compose.presets import with_quoted_addresses
 from rollout.prompts.problems import ProblemError, parse_line, problem_of
 from rollout.prompts.render import Renderer, load_tokenizer
 from rollout.prompts.sources import read_problems
@@ -293,3 +295,17 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_no_prompts_at_all_is_an_error():
     with pytest.raises(ProblemError, match="no prompt to train on"):
         PromptStream([], 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "sources"),
+    [
+        ("[hf://name?split=train]", ["hf://name?split=train"]),
+        ("[hf://org/Name?name=main&split=test[:9%],b.jsonl]", ["hf://org/Name?name=main&split=test[:9%]", "b.jsonl"]),
+        ("['hf://name?split=train',\"hf://b?split=c\"]", ["hf://name?split=train", "hf://b?split=c"]),
+        ("[a.jsonl]", ["a.jsonl"]),
+    ],
+)
+def test_address_of_a_data_set_is_taken_from_the_command_line_as_it_is_written(given, sources):
+    (word,) = with_quoted_addresses([f"data.train={given}"])
+    assert OverridesParser.create().parse_override(word).value() == sources
