@@ -1,13 +1,13 @@
-"""Are long completions trained on as often as they are sampled? The real ledger in simulated time, beside discarding by age.
+"""Are long completions trained on as often as they are sampled? The real ledger, in simulated time, against discarding by age.
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/bias.py [--steps 60] [--png bias.png]
 
 A fleet of equal slots samples completions with log-normal lengths (the 99th percentile is ten medians; the longest take as
-long as 3.4 batches), a trainer takes a batch whenever there is one. For each `max_staleness` the lengths that were trained on
-are compared with a fresh sample of the same distribution, one completion a group, by the two-sample Kolmogorov-Smirnov test.
+long as 3.4 batches), and a trainer takes a batch whenever one is ready. For each `max_staleness` the lengths that were trained on
+are compared with a fresh sample of the same distribution, one completion per group, by the two-sample Kolmogorov-Smirnov test.
 
-Discarding by age is what systems do whose admission knows no bound: all slots are always busy, and of the groups that are ready
-those with a token older than `max_staleness` versions are thrown away.
+Systems that admit groups without a bound discard by age: all slots are always busy, and a ready group with a token older than
+`max_staleness` versions is thrown away.
 """
 
 import argparse
@@ -44,10 +44,10 @@ def lengths_of(seed: int, groups: int) -> Lengths:
 
 @dataclass(kw_only=True)
 class Trained:
-    """What a run was trained on."""
+    """The groups that a run was trained on."""
 
     lengths: Lengths  # [trained groups, COMPLETIONS]
-    lag: int  # the largest, of a token
+    lag: int  # the largest lag of any token
     discarded_tokens: float = 0.0  # share of what was sampled
     hours: float = 0.0
 
@@ -203,7 +203,7 @@ class DiscardingByAge:
 
 
 def p_value(trained: Lengths, seed: int) -> float:
-    """Of the hypothesis that these are of the distribution that is sampled: one completion a group, so they are independent."""
+    """The p-value of the hypothesis that these lengths have the sampled distribution. One completion per group is independent."""
     fresh = lengths_of(seed, 4 * len(trained))
     return float(ks_2samp(trained[:, 0], fresh[:, 0]).pvalue)
 

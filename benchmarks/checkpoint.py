@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/checkpoint.py [--hidden 128 384] [--ranks 2] [--folder FOLDER]
 
-For random Qwen2 models of eight layers on data-parallel gloo ranks, fp32, from one run. Seconds are CPU seconds of rank 0, so
-that a busy machine shows little: those for which `begin_save` holds the loop (the first one also checks the plan), and those of
-the writing behind it, which a save in the loop would add; of the reference changing places once, and of its fingerprint, which
-is taken at the start.
+The models are random Qwen2 models of eight layers in fp32, on data-parallel gloo ranks. Seconds are CPU seconds of rank 0, which
+hardly depend on the load of the machine. They are given for four things: the time that `begin_save` blocks the training loop (the
+first save also checks the plan), the writing in the background, one exchange of reference and policy weights, and the fingerprint
+that is taken at the start.
 """
 
 import argparse

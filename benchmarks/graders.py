@@ -1,4 +1,4 @@
-"""The graders that `benchmarks/sandbox.py` compares, ours and others, each as a function of a job that says whether it passed.
+"""The graders that `benchmarks/sandbox.py` compares, ours and others, each as a function that says whether a job passed.
 
 Peers come from the registry as they are (`PEERS`), into a folder of their own and without what they depend on: the package
 `__init__`s of verl (they want torch and ray) and pandas (skyrl-gym imports it for the programs' sake) are stubbed, which makes

@@ -1,11 +1,11 @@
-"""What the queue server can carry: the job's flow of messages through the real one, and the same flow through Redis and Ray.
+"""How much load the queue server takes: the job's messages through the real server, and the same load through Redis and Ray.
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/ledger.py [flow] [latency] [memory] [journal] [replay] [peers]
 
-flow      a server as a process, 64 engines, 1,024 judge slots and a trainer as clients, every message real: how many times the
-          job's rate (4,096 trajectories of 1,200 + 2,500 tokens a step of 60 s) one core carries
+flow      one server process with 64 engines, 1,024 judge slots and a trainer as clients, and real messages: how many times the
+          job's rate (4,096 trajectories of 1,200 + 2,500 tokens per step of 60 s) one core sustains
 latency   how long a lease takes at multiples of the job's rate
-memory    the server's, by `max_staleness`
+memory    memory of the server, by `max_staleness`
 journal   what a commit costs, by `synchronous`
 replay    how long a start takes after 600 steps of the job (needs 3 GB of disk and some minutes; `--groups 512`)
 peers     the reports and leases of that flow, as bytes, through a Redis stream (append-only file, synchronised at every write,
@@ -152,7 +152,7 @@ def flow(folder: Path, *, groups: int, steps: int) -> None:
     print(f"flow: {seen.steps} steps of {groups} x {COMPLETIONS}, {seen.tokens / 1e6:.1f} M tokens, {messages} messages")
     print("      " + ", ".join(f"{n} {name}" for name, n in seen.messages.most_common()))
     print(f"      {used_s / worth:.2f} s of CPU for a step of the job: {STEP_S * worth / used_s:.1f} times its rate on one core,")
-    print(f"      {1e6 * used_s / messages:.0f} us a message; the reference loop took {reference_s():.2f} s")
+    print(f"      {1e6 * used_s / messages:.0f} us per message; the reference loop took {reference_s():.2f} s")
     print(f"      driven at {STEP_S * worth / seen.wall_s:.1f} times the job's rate; {memory_mb:.0f} MB")
 
 

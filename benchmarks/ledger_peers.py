@@ -1,7 +1,7 @@
 """The reports and leases of one step of the job through a Redis stream and through a Ray queue actor; `ledger.py peers` runs it.
 
-Each report (a segment of 2,500 tokens, 20 KB) is put by one client and got by another, each lease (a prompt, 5 KB) likewise; the
-Redis reader acknowledges and deletes what it got. Nothing is decided, checked or encrypted, and a lease is not tied to a version.
+One client puts each report (a segment of 2,500 tokens, 20 KB) and another gets it; leases (a prompt, 5 KB) work the same way. The
+Redis reader acknowledges and deletes each message. Nothing is decided, checked or encrypted, and a lease has no version.
 """
 
 import argparse

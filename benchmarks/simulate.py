@@ -1,8 +1,8 @@
-"""What the simulator costs: CPU seconds for the 600 steps of the job of 256 GPUs, on one core.
+"""What the simulator costs: CPU seconds on one core for 600 steps of the 256-GPU job.
 
     python -m benchmarks.simulate [experiment=… overrides] [--steps 600]
 
-It also times a loop of plain Python, before and after: on a machine that others use, the ratio of the two says more than seconds.
+It also times a loop of plain Python before and after. The ratio of the two depends far less on the machine than the seconds do.
 """
 
 import argparse
@@ -18,7 +18,7 @@ EXPERIMENT = "experiment=kestrel_256"
 
 
 def plain_python_s() -> float:
-    """CPU seconds of a loop that does what the simulator does most: heap, dictionary, small objects."""
+    """CPU seconds of a loop with the simulator's commonest operations: heap, dictionary, small objects."""
     began_s = time.process_time()
     heap: list[tuple[int, int]] = []
     seen: dict[int, tuple[int, int]] = {}
@@ -31,7 +31,9 @@ def plain_python_s() -> float:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="override", help=f"of the configuration; default: {EXPERIMENT}")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="override", help=f"an override of the configuration; default: {EXPERIMENT}"
+    )
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args(arguments)
     steps: int = options.steps
@@ -42,8 +44,8 @@ def main(arguments: list[str]) -> None:
     completions = steps * scenario.rules.groups_per_step * scenario.rules.completions_per_group
     print(
         f"{steps} steps, {completions:,} completions, {result.seconds / 3600:.1f} simulated hours: {result.cpu_s:.1f} CPU s, "
-        f"{result.cpu_s / completions * 1e6:.0f} us a completion; {result.cpu_s / steps / loop_s:.2f} plain loops of "
-        f"{loop_s:.2f} s a step"
+        f"{result.cpu_s / completions * 1e6:.0f} us per completion; {result.cpu_s / steps / loop_s:.2f} plain loops of "
+        f"{loop_s:.2f} s per step"
     )
 
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/step.py [--layouts 1 dp2 pp2 tp2] [--rounds 3] [--hidden 256] [--trajectories 16]
 
 A random Qwen2 model is trained on random trajectories by gloo ranks of one thread each. All do the same work: old log-probs of
-the step's microbatches (forward), then a forward, backward and optimizer step a minibatch.
+the step's microbatches (forward), then a forward, backward and optimizer step per minibatch.
 
 ours         trainer/step.py: packing, balance, log-probs, objective, figures
 bare         the same microbatches, ready as tensors, through Megatron's schedule with the same output head, and the sum of the
@@ -11,7 +11,7 @@ bare         the same microbatches, ready as tensors, through Megatron's schedul
 Megatron's   as bare, with Megatron's own head: logits of all tokens, and its vocabulary-parallel cross-entropy
 
 CPU seconds of a rank, the best of the rounds, which take turns; the ratios are ours over theirs. First step: from the start of
-the process, imports included. Memory: the most that a rank had resident.
+the process, imports included. Memory: the peak resident memory of a rank.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def tensors(microbatch: Any, mesh: Any) -> tuple[Any, ...]:
 
 
 def bare_step(policy: Any, minibatches: list[list[tuple[Any, ...]]], *, own_head: bool) -> None:
-    """Old log-probs and an update a minibatch, with nothing around them."""
+    """Old log-probs and one update per minibatch, without any other work."""
     import torch
 
     with torch.no_grad():
