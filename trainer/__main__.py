@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--push-port", type=int, required=True, help="first of the ports for weight groups")
     options = parser.parse_args(arguments)
     # logging drops a line that cannot be written because the disk is full; print would end the trainer.
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # an ignored signal would not stay pending
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from launch.report.metrics_file import Metrics
 
-STEPS_WITHOUT_SIGNAL = 3  # after so many steps in a row the run says so
 MOST_REASONS = 3
 SIGNAL = "reward/groups_with_signal_fraction"
 

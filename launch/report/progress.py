@@ -5,15 +5,13 @@ plain lines only. Whatever is wrong with what is read here, the run goes on.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launch.placement.placement import ProcessSpec
-from launch.report.engine_failures import EngineFailures
-from launch.report.learning import STEPS_WITHOUT_SIGNAL, why_nothing_is_learned
+from launch.report.log_messages import LogMessages
 from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from launch.report.screen import Screen
 from launch.report.startup import EvaluationCount, FirstTokens, Listening
@@ -80,12 +78,12 @@ class Progress:
         self._starting = list(engines)
         self._listening = Listening(engines)
         self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
-        self._failures = EngineFailures(run_dir / "logs")
+        self._messages = LogMessages(run_dir / "logs")
         self._evaluation = EvaluationCount(queue_status)
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0
         self._rows = 0
-        self._shown: deque[Metrics] = deque(maxlen=STEPS_WITHOUT_SIGNAL)
+        self._last_step: Metrics | None = None
         self._live = ""
 
     def say(self, text: str) -> None:
@@ -99,8 +97,8 @@ class Progress:
             self._show(line)
         if time.monotonic() >= self._next_probe_s:
             self._next_probe_s = time.monotonic() + PROBE_S
-            for failure in self._failures.new():
-                self.say(failure)
+            for message in self._messages.new():
+                self.say(message)
             self._probe_engines()
             self._probe_first_tokens()
             self._show_status()
@@ -110,9 +108,7 @@ class Progress:
             self.say(header())
         self._rows += 1
         self.say(row(line, self._steps))
-        self._shown.append(line)
-        if line.get("reward/steps_without_signal") == STEPS_WITHOUT_SIGNAL:
-            self.say(f"warning: {why_nothing_is_learned(self._shown)}")
+        self._last_step = line
 
     def _probe_engines(self) -> None:
         for name in self._listening.new():
@@ -135,14 +131,14 @@ class Progress:
 
     def _status(self) -> str:
         elapsed = f"  {self._elapsed_s():.0f} s:"
-        if not self._shown:
+        if self._last_step is None:
             if self._starting:
                 return f"{elapsed} starting {', '.join(self._starting)}"
             return f"{elapsed} {self._evaluation.text() or 'first push, evaluation and batch'}"
-        done = int(self._shown[-1]["step"])
+        done = int(self._last_step["step"])
         if done >= self._steps:
             return f"{elapsed} {self._evaluation.text() or 'last push, evaluation and checkpoint'}"
-        step_s = self._shown[-1].get("time/step_s")
+        step_s = self._last_step.get("time/step_s")
         left = f", about {(self._steps - done) * step_s:.0f} s to go" if step_s else ""
         return f"{elapsed} step {done + 1} since {time.monotonic() - self._last_line_s:.0f} s{left}"
 

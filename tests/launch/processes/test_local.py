@@ -194,6 +194,9 @@ sys.exit({{"interrupted": 130, "saved": 75}}[end.outcome])
 """
 
 
+START_S = 120.0  # far more than needed: the import of torch takes long on a busy machine
+
+
 def start_launcher(log_dir: Path, processes: str, count: int, grace_s: float = 6.0) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A supervisor in a process of its own, and the pids of what it runs, once all of that runs."""
     text = LAUNCHER.format(tests=str(Path(__file__).parent), processes=processes, log_dir=str(log_dir), grace_s=grace_s)
@@ -203,7 +206,7 @@ def start_launcher(log_dir: Path, processes: str, count: int, grace_s: float = 6
     def running() -> list[int]:
         return [child.pid for child in me.children(recursive=True) if guarded([])[-1] not in child.cmdline()[1:4]]
 
-    if not eventually(lambda: len(running()) >= count, timeout_s=30):
+    if not eventually(lambda: len(running()) >= count, timeout_s=START_S):
         launcher.kill()
         raise AssertionError(f"only {running()} came up")
     time.sleep(0.5)  # until the stand-ins have installed their signal handlers
