@@ -1,7 +1,7 @@
-"""What holds a job wherever it is: files, namespaces, rlimits, its own uid, no capabilities, few system calls.
+"""What confines a job: its files, namespaces, rlimits, a user id of its own, no capabilities, few system calls.
 
-All of it is worked out as a list of system calls (`Steps`) before the fork and made after it, because every page that a child
-writes to is copied: the same in ordinary Python costs a child several times as much.
+All of it is computed before the fork as a list of system calls (`Steps`), which are made after the fork. Every page that a child
+writes to is copied, so ordinary Python code would cost the child several times as much.
 """
 
 import ctypes
@@ -67,7 +67,7 @@ class Steps:
 
 
 def confine_for_all() -> None:
-    """What a process and all that it starts can have from the beginning."""
+    """The limits that are the same for every job, set on this process and so on all that it starts."""
     os.umask(0o022)
     for kind, wanted in SAME_FOR_ALL.items():
         bound = _bound(kind, wanted)
@@ -78,7 +78,7 @@ def confine_for_all() -> None:
 
 
 class ForkSteps(Steps):
-    """For forks of a zygote with the same limits, one at a time."""
+    """The steps of every fork of a zygote with the same limits. One fork uses them at a time."""
 
     def __init__(self, limits: Limits, files: int, virtual_bytes: int, syscalls: seccomp.Filter) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ForkSteps(Steps):
         self._ids = _add_limits(self, limits, 0, virtual_bytes, syscalls)
 
     def aim(self, fds: Sequence[int], uid: int) -> None:
-        """At the job that holds its files at `fds` now and is to be `uid`."""
+        """Sets the files of the next job, which this process holds at `fds`, and its user id."""
         for place, fd in zip(self._files, fds, strict=True):
             place.value = fd
         for place in self._ids:
@@ -99,7 +99,7 @@ class ForkSteps(Steps):
 
 
 def wrapped(limits: Limits, uid: int, virtual_bytes: int, syscalls: seccomp.Filter) -> Steps:
-    """For a process of its own, which is where it belongs already."""
+    """The steps of a job that bubblewrap has started, with its files and namespaces in place."""
     steps = Steps()
     _add_limits(steps, limits, uid, virtual_bytes, syscalls)
     return steps

@@ -3,9 +3,9 @@
 Nothing here is trusted by the judge. A candidate can read and rewrite all of it; what it cannot do is learn the expected
 values, because they are not here. So the judge takes only data from the channel, and compares it outside.
 
-The channel carries frames (4 bytes of length, then JSON). Towards the job: first the program, whose `kind` says what runs it
-(`stdio` and `calls` here, the two halves of `asserts` in `serve` and `tester`), then, for `calls`, as many calls as it says. From
-the job: {"ok": value} or {"error": text} for the program and for each call. Then it ends.
+The channel carries frames (4 bytes of length, then JSON). The judge sends the program, whose `kind` says what runs it (`stdio`
+and `calls` here, the two halves of `asserts` in `candidate` and `tester`), and for `calls` as many calls as the program says. The
+job sends {"ok": value} or {"error": text} for the program and for each call, and ends.
 """
 
 import _sitebuiltins

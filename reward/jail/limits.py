@@ -1,4 +1,4 @@
-"""The words of the sandbox: what a job may use, how it can end, and what is raised where no verdict can be taken."""
+"""The records of the sandbox: what a job may use, how it can end, and the errors after which there is no verdict."""
 
 import math
 import struct

@@ -1,7 +1,8 @@
-"""Every kind of job, run in the zygote itself a few times before there are any.
+"""Runs every kind of job in the zygote itself a few times, before there are any jobs.
 
-What is then imported, bound and specialised is no work for a job. Above all, a job does not write it: each page of the zygote's
-memory that a job writes to is copied for it, and most of what a short job costs is that.
+Afterwards everything that a job needs is imported, and Python has specialised the code that every job runs. A job then need not
+write to that memory. This matters because each page of the zygote's memory that a job writes to is copied for it, and that is
+most of what a short job costs.
 """
 
 import os
@@ -22,7 +23,7 @@ _ASK = {"do": "call", "args": [{"__ref__": 0}, 3], "kwargs": {}}
 _PROGRAM = {"setup": "", "trim": False, "entry_point": "f", "code": _CODE}
 
 # kind -> (what the judge sends, what comes over the link)
-_PLAYS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+_EXAMPLES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "stdio": ([{**_PROGRAM, "code": f"{_CODE}print(f(sum(map(int, input().split()))))\n"}], []),
     "calls": ([{**_PROGRAM, "calls": 3}, *[{"args": [3], "kwargs": {}}] * 3], []),
     "candidate": ([_PROGRAM], [_ASK] * 3),
@@ -33,18 +34,18 @@ _PLAYS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 }
 
 
-def rehearse(runners: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
+def run_every_kind(runners: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     """Uses file descriptors 0, 1, CHANNEL_FD and LINK_FD, and leaves them open on nothing."""
     modules = dict(sys.modules)
     for _ in range(TIMES):
-        for kind, (from_judge, over_link) in _PLAYS.items():
-            _play(runners[kind], from_judge, over_link)
+        for kind, (from_judge, over_link) in _EXAMPLES.items():
+            _run(runners[kind], from_judge, over_link)
     sys.modules.clear()
     sys.modules.update(modules)
 
 
-def _play(runner: Callable[[dict[str, Any]], None], from_judge: list[dict[str, Any]], over_link: list[dict[str, Any]]) -> None:
-    others = [_pretend(harness.CHANNEL_FD, from_judge), _pretend(harness.LINK_FD, over_link)]
+def _run(runner: Callable[[dict[str, Any]], None], from_judge: list[dict[str, Any]], over_link: list[dict[str, Any]]) -> None:
+    others = [_connect(harness.CHANNEL_FD, from_judge), _connect(harness.LINK_FD, over_link)]
     stdin, stdout = os.pipe()
     os.write(stdout, b"3 4\n")
     os.dup2(stdin, 0)
@@ -58,7 +59,7 @@ def _play(runner: Callable[[dict[str, Any]], None], from_judge: list[dict[str, A
         other.close()
 
 
-def _pretend(fd: int, frames: list[dict[str, Any]]) -> socket.socket:
+def _connect(fd: int, frames: list[dict[str, Any]]) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         os.dup2(theirs.fileno(), fd)

@@ -123,7 +123,7 @@ def _become_zygote(settings: dict[str, Any], ids: list[int]) -> int:
     os.environ.update(ENVIRONMENT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), 2)
-    warm_up.rehearse(RUNNERS)
+    warm_up.run_every_kind(RUNNERS)
     os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
     os.dup2(os.pipe()[1], 1)
     harness.fresh_interpreter()

@@ -21,7 +21,7 @@ from reward.jail.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, 
 START_S = 30.0  # for a job to be confined, on a busy host
 EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
 NAP_S = 0.05  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
-CLOCK_S = 0.05  # between two looks at a job's clocks and memory
+CLOCK_S = 0.1  # between two looks at a job's clocks and memory
 STARVED_FACTOR = 40.0  # the CPU limit times this is the cap on wall time, whatever the host does
 STARVED_S = 10.0  # and so long besides
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -313,12 +313,12 @@ class Job:
         return longest_ns / 1e9
 
 
-def _asleep_s(jobs: list[Job], *, beyond_s: float = 0.0) -> float:
-    """How long these jobs, which wait for one another, have neither run nor waited for a core since they were confined. Where it
-    cannot be more than `beyond_s`, that is returned: to ask the kernel costs more."""
+def _asleep_s(jobs: list[Job], *, beyond_s: float = CLOCK_S) -> float:
+    """How long these jobs, which wait for one another, have neither run nor waited for a core since they were confined. It is 0
+    where it cannot be more than `beyond_s`, because asking the kernel costs more."""
     wall_s = time.monotonic() - min(job._confined_s for job in jobs)
     idle_s = wall_s - sum(job.cpu_s() for job in jobs)
-    return idle_s - sum(job._delayed_s() for job in jobs) if idle_s > beyond_s else beyond_s
+    return idle_s - sum(job._delayed_s() for job in jobs) if idle_s > beyond_s else 0.0
 
 
 def _move(jobs: list[Job], timeout_s: float, *, reads: bool = True) -> None:

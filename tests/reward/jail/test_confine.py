@@ -35,7 +35,7 @@ def test_steps_without_a_failure_say_nothing() -> None:
     assert steps.take() == ""
 
 
-def test_a_job_notices_nothing_of_the_rehearsal(sandbox: Sandbox) -> None:
+def test_a_job_notices_nothing_of_the_warm_up(sandbox: Sandbox) -> None:
     for _ in range(2):
         job = sandbox.start(Limits(), stdin=b"first line\n")
         job.send({"kind": "stdio", "code": FRESH, "setup": "", "trim": False})
