@@ -331,7 +331,7 @@ def test_parquet_without_pyarrow_is_told_what_to_install(tmp_path: Path, monkeyp
     [
         (b"\xff\xfe", "neither JSON"),
         (b"[1]", "row 1 must be an object"),
-        (b'{"a": 1}\n{', ":2: not JSON"),
+        (b'{"a": 1}\n{', ":2: broken JSON"),
         (b"\x1f\x8bxx", "cannot read"),
     ],
 )
