@@ -1,14 +1,14 @@
-"""Trains on a recorded batch again, with nothing else running: no engines, no judges, no queue server.
+"""Trains on a recorded batch again, without engines, judges or a queue server.
 
     python -m trainer.replay outputs/NAME step=12 [catch_up=false] [profile=trace.json] [trainer.tp=1 trainer.pp=1 ...]
 
 Steps count as in metrics.jsonl: step 12 takes the weights from version 11 to 12. It starts from the newest checkpoint that is
 not newer than version 11 (or the model's folder), first trains on the batches in between (`catch_up`), then on that of step 12,
 and prints the figures beside the recorded ones. `profile` writes a trace of that step on rank 0, for ui.perfetto.dev. The run's
-folder is only read. Settings given behind it change the replay alone, so that a run on many GPUs can be looked at in another
+folder is only read. Further settings change the replay alone, so that one machine can replay a run on many GPUs in another
 layout.
 
-It starts as many ranks as the layout needs on this machine; under torchrun it is a rank itself.
+It starts as many ranks as the layout needs on this machine. Under torchrun it is one of the ranks.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from trainer.step import Figures, Stopwatch, train_step
 
 
 class ReplayError(RuntimeError):
-    """A step that cannot be replayed; the message says what can."""
+    """A step that cannot be replayed. The message says which steps can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Replay:
 
     @classmethod
     def of(cls, run_dir: Path, settings: Sequence[str]) -> "Replay":
-        """settings: `step=12`, `catch_up=false`, `profile=FILE`, and any key of the configuration."""
+        """settings: `step=12`, `catch_up=false`, `profile=FILE`, and keys of the configuration."""
         own: dict[str, str] = {}
         overrides = []
         for setting in settings:
@@ -65,7 +65,9 @@ class Replay:
             elif "." in key:
                 overrides.append(setting)
             else:
-                raise ReplayError(f"{key}: not known here; step, catch_up, profile, or a key of the configuration (trainer.tp)")
+                raise ReplayError(
+                    f"{key}: not known here. Give step, catch_up, profile, or a key of the configuration such as trainer.tp"
+                )
         if not own.get("step", "").isdigit() or int(own["step"]) < 1:
             raise ReplayError("name the step to replay, from 1 on, as metrics.jsonl counts: step=12")
         if (catch_up := own.get("catch_up", "true")) not in ("true", "false"):
@@ -76,7 +78,7 @@ class Replay:
         )
 
     def config(self) -> RunConfig:
-        """The run's, with what was changed for the replay. Raises ConfigError."""
+        """The run's configuration with the changes for the replay. Raises ConfigError."""
         return read_run(self.run_dir, self.overrides)
 
 
@@ -88,7 +90,7 @@ class Plan:
 
 
 def plan(replay: Replay) -> Plan:
-    """What to load and to train on. Raises ReplayError, RecordError."""
+    """The checkpoint to load and the batches to train on. Raises ReplayError, RecordError."""
     wanted = replay.step - 1
     older = [found for found in checkpoint_files.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
     version, path = older[-1] if older else (0, "")
@@ -106,7 +108,7 @@ def plan(replay: Replay) -> Plan:
 
 
 def run_rank(replay: Replay) -> None:
-    """What each rank does. Collective."""
+    """The work of one rank. Collective."""
     config = replay.config()
     trainer = config.trainer
     mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
@@ -147,7 +149,7 @@ def recorded_figures(replay: Replay) -> Mapping[str, float]:
 
 
 def table(replayed: Figures, recorded_line: Mapping[str, float]) -> str:
-    """A line a figure: recorded, replayed, and the difference."""
+    """One line per figure: recorded, replayed, and the difference."""
     width = max(map(len, replayed))
     lines = [f"{'':{width}}  {'recorded':>14}  {'replayed':>14}  {'difference':>12}"]
     for name, value in sorted(replayed.items()):
@@ -165,11 +167,11 @@ def _profiler(target: Path | None) -> AbstractContextManager:
         profiler.export_chrome_trace(str(target))
         print(f"{target}: open it in ui.perfetto.dev", flush=True)
 
-    return torch.profiler.profile(on_trace_ready=write)  # of the CPU, and of the GPU where there is one
+    return torch.profiler.profile(on_trace_ready=write)
 
 
 def start_ranks(replay: Replay, arguments: Sequence[str]) -> None:
-    """Becomes torchrun with the ranks of the layout on this machine. Raises before that what the ranks would raise."""
+    """Replaces this process by torchrun with the ranks of the layout. Raises errors that the ranks would raise before that."""
     trainer = replay.config().trainer
     plan(replay)
     ranks = layout_of(trainer).ranks_per_replica * trainer.dp
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run_rank(replay)
         else:
             start_ranks(replay, arguments)
-    except LeaderFailed:  # rank 0 says why
+    except LeaderFailed:  # rank 0 prints the reason
         return 1
     except (ConfigError, ModelError, PackingError, RecordError, ReplayError, TrainingError) as error:
         print(f"replay: {error}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Which sequence goes to which rank and into which microbatch: whole sequences, pure numpy, the same result on every rank.
+"""Assigns whole sequences to ranks and microbatches, in pure numpy, with the same result on every rank.
 
-The ranks of a minibatch wait for one another once, at its optimizer step, so first the sequences are dealt over the ranks such
-that each computes as much (`CostModel`); then each rank cuts its share into as many microbatches as the others, none above
-the capacity. A microbatch has the length that its sequences have, rounded up to what the layout divides: nothing else is padded.
+The ranks wait for one another once per minibatch, at its optimizer step. So the sequences are first divided over the ranks such
+that all ranks have equal work (`CostModel`). Then each rank divides its sequences into microbatches: all ranks into the same
+number, none above the capacity. A microbatch is as long as its sequences, rounded up to what the layout divides.
 """
 
 import heapq
@@ -20,19 +20,19 @@ F64 = npt.NDArray[np.float64]
 
 
 class PackingError(ValueError):
-    """Sequences that no packing can hold."""
+    """A sequence that does not fit into a microbatch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """Compute of a sequence, in units of one token's matrix products: tokens + pair_cost * tokens^2."""
+    """The cost of a sequence, in units of the matrix products of one token: tokens + pair_cost * tokens^2."""
 
-    pair_cost: float  # of one query on one key, causal halves and softmax aside, over a token's matrix products
+    pair_cost: float  # cost of one query-key pair, with the causal half counted and softmax left out
 
     @classmethod
     def of(cls, shape: ModelShape) -> "CostModel":
-        """Forward, in multiply-adds: a token costs N (the weights of all matrix products), the causal attention of a sequence
-        layers x 2 x q_width x tokens^2 / 2 (scores, and their sum over values). The backward pass doubles both."""
+        """In multiply-adds of the forward pass, a token costs N (the weights of all matrix products), and the causal attention of
+        a sequence costs layers x 2 x q_width x tokens^2 / 2 (scores and weighted values). The backward pass doubles both."""
         return cls(pair_cost=shape.layers * shape.q_width / shape.matmul_parameters)
 
     def __call__(self, lengths: I64) -> F64:
@@ -41,12 +41,12 @@ class CostModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """What a microbatch holds, and what the layout asks of its shape."""
+    """How many tokens a microbatch can hold, and which multiples the layout needs."""
 
-    tokens: int  # the most, padding included
-    sequence_multiple: int = 1  # each sequence is padded to a multiple: context parallelism cuts it into 2 x cp parts
-    multiple: int = 1  # the whole microbatch is padded to a multiple: sequence parallelism cuts a rank's part by tp
-    count_multiple: int = 1  # microbatches come in multiples: the interleaved schedule runs them in rounds of pp
+    tokens: int  # upper bound, padding included
+    sequence_multiple: int = 1  # of each sequence's length: context parallelism cuts it into 2 x cp parts
+    multiple: int = 1  # of the whole microbatch's length: sequence parallelism cuts a rank's part into tp parts
+    count_multiple: int = 1  # of the number of microbatches: the interleaved schedule runs them in rounds of pp
 
     @classmethod
     def of(cls, layout: Layout, tokens: int) -> "Capacity":
@@ -62,11 +62,11 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """Sequences dealt over the ranks and microbatches of one minibatch."""
+    """The sequences of one minibatch, divided over ranks and microbatches."""
 
-    members: Sequence[Sequence[Sequence[int]]]  # [dp][n] numbers of the sequences in each microbatch; n is the same for all
+    members: Sequence[Sequence[Sequence[int]]]  # [dp][n] indices of the sequences in each microbatch; n is the same for all ranks
     tokens: I64  # [dp, n], padding included
-    padding: I64  # [dp, n], of these tokens
+    padding: I64  # [dp, n], padding among these tokens
     costs: F64  # [dp, n]
 
     @property
@@ -82,7 +82,7 @@ class Balance:
 
 
 def balance(lengths: I64, *, capacity: Capacity, dp: int, cost: CostModel) -> Balance:
-    """Deals sequences of `lengths` [n] (n >= 1). Raises PackingError when one is longer than a microbatch may be."""
+    """Divides sequences of `lengths` [n], n >= 1. Raises PackingError if one is longer than a microbatch may be."""
     padded = _rounded_up(lengths, capacity.sequence_multiple)
     if (longest := int(padded.max())) > capacity.tokens:
         raise PackingError(
@@ -106,7 +106,7 @@ def _rounded_up(value, multiple: int):
 
 
 def _least_loaded(costs: F64, ranks: int) -> list[list[int]]:
-    """The dearest first, each to the rank that has least so far (Graham's longest processing time)."""
+    """The most expensive first, each to the rank with the least cost so far (Graham's longest processing time)."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     heap = [(0.0, rank) for rank in range(ranks)]
     for i in np.argsort(-costs, kind="stable").tolist():
@@ -117,7 +117,7 @@ def _least_loaded(costs: F64, ranks: int) -> list[list[int]]:
 
 
 def _filled(share: Sequence[int], padded: I64, costs: F64, microbatches: int, capacity: int) -> list[list[int]] | None:
-    """A rank's share, the dearest first, each into the cheapest microbatch that has room; None when one finds no room."""
+    """Puts each sequence of a rank, the most expensive first, into the cheapest microbatch with room; None if none has room."""
     bins: list[list[int]] = [[] for _ in range(microbatches)]
     room, loads = [capacity] * microbatches, [0.0] * microbatches
     for i in share:
@@ -133,7 +133,7 @@ def _filled(share: Sequence[int], padded: I64, costs: F64, microbatches: int, ca
 
 
 def _measured(members: list[list[list[int]]], lengths: I64, padded: I64, capacity: Capacity, cost: CostModel) -> Balance:
-    """Padding behind the last sequence of a microbatch is a sequence of its own; an empty microbatch is one multiple of it."""
+    """Padding after the last sequence of a microbatch is a sequence of its own. An empty microbatch holds only padding."""
     used = np.array([[padded[bin_].sum() for bin_ in rank] for rank in members], dtype=np.int64)
     real = np.array([[lengths[bin_].sum() for bin_ in rank] for rank in members], dtype=np.int64)
     tokens = np.maximum(_rounded_up(used, capacity.multiple), capacity.multiple)

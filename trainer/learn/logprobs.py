@@ -1,12 +1,12 @@
-"""Log-probs and entropies of chosen tokens straight from the last hidden states: the output layer and its softmax, in one.
+"""Log-probs and entropies of chosen tokens, from the last hidden states: output layer and softmax in one.
 
-The logits of all tokens never exist. Rows are worked through in chunks of at most `CHUNK_BYTES` of float32 logits, forward and
-backward, and the backward pass makes each chunk's logits again. The vocabulary may lie split over the tensor-parallel ranks.
+The logits of all tokens are never stored. Rows are processed in chunks of at most `CHUNK_BYTES` of float32 logits, forward and
+backward, and the backward pass computes each chunk's logits again. The vocabulary may be sharded over the tensor-parallel ranks.
 With z the logits and T the temperature that sampled:
 
     log p(y) = z_y / T - logsumexp(z / T)          H = logsumexp(z / T) - sum_j p_j z_j / T
 
-Logits come out of the matrix product in the model's dtype, as the engines' do, and are float32 from there on.
+The matrix product gives logits in the model's dtype, as in the engines; everything after it is float32.
 """
 
 import torch
@@ -29,9 +29,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """hidden [m, h], weight [V/tp, h], targets i64 [m] -> log-probs and entropies f32 [m], both with gradient.
 
-    vocab_start: the first vocabulary entry of this rank's shard. Entries from `vocab_size` on are padding and take no part.
-    group: the ranks that hold the other shards. The gradient of `hidden` is this rank's part of it; whoever gave `hidden` to all
-    ranks sums the parts (trainer/megatron/model.py, `chosen_rows`). Float64 inputs are worked with in float64.
+    vocab_start: the first vocabulary entry of this rank's shard. Entries from `vocab_size` on are padding and are left out.
+    group: the ranks that hold the other shards. The gradient of `hidden` is this rank's part; `chosen_rows`
+    (trainer/megatron/model.py), which gives `hidden` to all ranks, sums the parts. Float64 inputs are computed in float64.
     """
     return _TokenLogprobs.apply(hidden, weight, targets, temperature, vocab_size, vocab_start, group, chunk_bytes)
 
@@ -69,7 +69,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, targets, logsumexps, entropies = ctx.saved_tensors
         shard = weight[: ctx.real]
         grad_hidden = torch.zeros_like(hidden)
-        # Chunks are added up in float32: as many roundings in bf16 as there are chunks would show.
+        # Chunks are summed in float32: in bf16 each chunk would add a rounding error.
         grad_weight = torch.zeros_like(weight, dtype=logsumexps.dtype)
         for rows in ctx.chunks:
             logprobs = (hidden[rows] @ shard.t()).to(logsumexps.dtype).div_(ctx.temperature).sub_(logsumexps[rows, None])
@@ -112,19 +112,19 @@ def _grad_of_scaled_logits(
 
 
 def _local_targets(targets: Tensor, vocab_start: int, size: int) -> tuple[Tensor, Tensor]:
-    """Each target's column in this rank's shard, and whether it lies there (the column is 0 where it does not)."""
+    """Each target's column in this rank's shard, and whether it is in this shard (if not, the column is 0)."""
     local = targets - vocab_start
     mine = (local >= 0) & (local < size)
     return torch.where(mine, local, 0), mine
 
 
 def _gather(values: Tensor, columns: Tensor) -> Tensor:
-    """values [r, v], columns [r] -> [r]; zeros where there is no column at all."""
+    """values [r, v], columns [r] -> [r]; zeros if v is 0."""
     return values.gather(-1, columns[:, None])[:, 0] if values.shape[-1] else values.new_zeros(len(values))
 
 
 def _chunks(rows: int, columns: int, item_bytes: int, chunk_bytes: int) -> list[slice]:
-    """The same on every tensor-parallel rank, since all have as many columns."""
+    """Equal on all tensor-parallel ranks, because their shards have equally many columns."""
     size = max(1, chunk_bytes // (item_bytes * columns))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 

@@ -1,10 +1,10 @@
-"""From trajectories to microbatches: pure numpy, the same result on every rank.
+"""Packs trajectories into microbatches, in pure numpy, with the same result on every rank.
 
-The trajectories of a step are dealt into minibatches; `balance` decides which rank trains on which of them, in which microbatch.
-A rank builds its own microbatches only. The token shift (position t predicts token t + 1) happens here and nowhere else.
+A step's trajectories are divided into minibatches; `balance` decides which rank trains on which of them, in which
+microbatch. A rank builds its own microbatches only. The token shift (position t predicts token t + 1) happens only here.
 
-With context parallelism a sequence of length L = 2 cp c is cut into 2 cp chunks of c tokens, and rank r holds chunks r and
-2 cp - 1 - r, an early and a late one, so that all ranks attend alike. A `Microbatch` is then what one rank holds.
+With context parallelism, a sequence of length L = 2 cp c is cut into 2 cp chunks of c tokens. Rank r holds chunks r and
+2 cp - 1 - r, an early and a late one, so that all ranks have equal work in attention. A `Microbatch` is the part of one rank.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ class Microbatch:
     """One forward/backward: T packed tokens, T / cp of them on this rank, m of which predict a sampled token."""
 
     tokens: I64  # [T / cp]
-    positions: I64  # [T / cp], from 0 in each sequence
-    boundaries: I32  # [k + 1], 0 = first < … < last = T: where the sequences begin, cp aside; the last may be padding
-    rows: I64  # [m], the places in `tokens` whose next token was sampled
+    positions: I64  # [T / cp], counted from 0 in each sequence
+    boundaries: I32  # [k + 1], 0 = first < … < last = T: starts of the whole sequences; the last may be padding
+    rows: I64  # [m], indices into `tokens` of those whose next token was sampled
     targets: I64  # [m], that next token
-    sequences: I64  # [m], the sequence of each row, counted from 0
-    trajectories: I64  # [sequences without padding], the number in the batch of the trajectory that each is
+    sequences: I64  # [m], the sequence of each row, from 0
+    trajectories: I64  # [sequences without padding], index in the batch of each sequence's trajectory
     behaviour_logprobs: F32  # [m]
     versions: I32  # [m]
-    weights: F32  # [m], share of each token in the minibatch's loss
+    weights: F32  # [m], the weight of each token in the minibatch's loss
 
     @property
     def sampled_tokens(self) -> int:
         return len(self.rows)
 
     def on_context_rank(self, cp: int, rank: int) -> "Microbatch":
-        """What context-parallel rank `rank` of `cp` holds; every sequence's length is a multiple of 2 cp."""
+        """The part of context-parallel rank `rank` of `cp`. The length of every sequence is a multiple of 2 cp."""
         if cp == 1:
             return self
         held = held_positions(self.boundaries, cp, rank)
@@ -58,7 +58,7 @@ class Microbatch:
 
 
 def held_positions(boundaries: npt.NDArray[np.integer], cp: int, rank: int) -> I64:
-    """[T / cp], the positions in the whole microbatch that context-parallel rank `rank` holds, in its order."""
+    """[T / cp], the positions in the whole microbatch that context-parallel rank `rank` holds, in the order of that rank."""
     chunks = [
         start + number * chunk + np.arange(chunk)
         for start, chunk in zip(boundaries[:-1].astype(np.int64), np.diff(boundaries) // (2 * cp), strict=True)
@@ -69,16 +69,16 @@ def held_positions(boundaries: npt.NDArray[np.integer], cp: int, rank: int) -> I
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Minibatch:
-    """What one optimizer step trains on, dealt over the data-parallel ranks: each has as many microbatches as the others."""
+    """The trajectories of one optimizer step, divided over the data-parallel ranks. All have equally many microbatches."""
 
     trajectories: Sequence[Trajectory]
-    weights: F32  # [trajectories], of each of its sampled tokens in the loss
-    numbers: I64  # [trajectories], place in the batch
+    weights: F32  # [trajectories], weight in the loss of each sampled token of the trajectory
+    numbers: I64  # [trajectories], index in the batch
     balance: Balance
     sequence_multiple: int
 
     def microbatches(self, dp_rank: int, *, cp: int = 1, cp_rank: int = 0) -> list[Microbatch]:
-        """Those of one rank."""
+        """The microbatches of one rank."""
         tokens = self.balance.tokens[dp_rank].tolist()
         return [
             self._pack(members, size).on_context_rank(cp, cp_rank)
@@ -86,7 +86,7 @@ class Minibatch:
         ]
 
     def _pack(self, members: Sequence[int], size: int) -> Microbatch:
-        """The sequences one after another, each padded to its multiple, and padding as a sequence of its own to `size` tokens."""
+        """Lays the sequences one after another, each padded to its multiple, then a padding sequence up to `size` tokens."""
         tokens, positions = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
         boundaries = [0]
         for i in members:
@@ -117,7 +117,7 @@ class Minibatch:
 
 
 def deal(count: int, minibatches: int, seed: int) -> list[npt.NDArray[np.int64]]:
-    """A permutation of `count` trajectories in `minibatches` equal parts."""
+    """A random permutation of `count` trajectories in `minibatches` equal parts."""
     return np.array_split(np.random.default_rng(seed).permutation(count), minibatches)
 
 
@@ -126,7 +126,7 @@ def pack_minibatch(
 ) -> Minibatch:
     """trajectories [n] -> microbatches for `dp` ranks. Raises PackingError when one is too long.
 
-    weights [n]: the weight in the loss of each sampled token of a trajectory. numbers [n]: a trajectory's place in the batch.
+    weights [n]: the weight in the loss of each sampled token of a trajectory. numbers [n]: the trajectory's index in the batch.
     """
     lengths = np.array([len(t.tokens) for t in trajectories], dtype=np.int64)
     return Minibatch(

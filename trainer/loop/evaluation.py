@@ -1,11 +1,12 @@
-"""Evaluations: held-out problems, sampled by the run's own engines and graded by its own judges, while training goes on.
+"""Evaluations on held-out problems, which the run's own engines sample and its own judges grade while training goes on.
 
-The first (before step 1) and the last (after the final step) are waited for. Those between are asked for, and looked after once
-a step; their figures stand on the line of the step at which they were complete. There are never two at once: one that falls due
-while another is out begins when that one is in, or not at all if the last one comes first.
+Training waits for the first evaluation (before step 1) and the last one (after the final step). The others run beside training,
+and the trainer asks for their results once per step. Their figures are logged with the step at which they are complete.
+Two evaluations never run at once: one that becomes due while another runs begins after it, or is left out if the last one comes
+first.
 
 Problems are leased ahead of training groups, so they begin at the version at which they were asked for, `eval/version`. A push
-does not stop them, as it stops no trajectory: tokens after it are of the next version. `eval/version_min` and `_max` tell.
+does not stop them: tokens after it are of the next version, as `eval/version_min` and `eval/version_max` show.
 """
 
 import time
@@ -23,10 +24,10 @@ class _Asked:
 
 
 class Evaluations:
-    """One rank's end; every method is collective."""
+    """When evaluations are due, and their figures. Every method is collective."""
 
     def __init__(self, feed: Feed, config: RunConfig, *, owed: bool) -> None:
-        """owed: the run goes on from a checkpoint that was made while one was out or due; it begins anew, at this version."""
+        """owed: an evaluation was running or due when the checkpoint was made; it starts again, at this version."""
         self._feed = feed
         self._steps, self._every = config.trainer.steps, config.trainer.eval_every
         self._completions = config.trainer.eval_completions
@@ -36,18 +37,18 @@ class Evaluations:
 
     @property
     def owed(self) -> bool:
-        """Whether one is out or due: a checkpoint keeps this."""
+        """Whether an evaluation is running or due. A checkpoint keeps this."""
         return self._due or self._asked is not None
 
     def begin(self) -> dict[str, float]:
-        """Before the first step of this process. A run's very first evaluation is waited for."""
+        """To be called before the first step of this process. Waits for the first evaluation of a run."""
         if self._feed.version == 0:
             return self._wait_for_one()
         self._ask_if_due()
         return {}
 
     def after_step(self) -> dict[str, float]:
-        """Collects what is complete, and asks for what is due. The figures of a complete one."""
+        """Starts an evaluation if one is due. Returns the figures of one that is complete, else {}."""
         version = self._feed.version
         if version == self._steps:
             if self._asked is not None:
@@ -84,7 +85,7 @@ class Evaluations:
         return _figures(result, asked)
 
     def _give_up(self, asked: _Asked) -> None:
-        self._feed.end_evaluation(_name(asked), "the last one begins")
+        self._feed.end_evaluation(_name(asked), "the last evaluation begins")
         self._asked = None
 
 

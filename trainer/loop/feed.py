@@ -1,6 +1,6 @@
-"""What the trainer gets from the queue server, the same on every rank (batches, evaluations), and what it tells it (versions).
+"""The trainer's connection to the queue: every rank receives the same batches and evaluations, and rank 0 reports versions.
 
-While it waits for a batch or an evaluation it pushes the present weights to engines that join, since that may be what is needed.
+While it waits for a batch or an evaluation, it pushes the present weights to engines that join: the batch may need them.
 """
 
 import logging
@@ -18,14 +18,14 @@ ACCOUNT = (
     "admitted_groups", "steps_taken", "trained_tokens", "waiting_tokens", "eval_tokens", "dropped_groups", "dropped_tokens",
     "lost_tokens",
 )  # fmt: skip
-"""Of the ledger's figures those that a checkpoint keeps: a new ledger could begin with them (`rollout/ledger/new_ledger.py`)."""
+"""The counts of the ledger that a checkpoint keeps: a new ledger can begin with them (`rollout/ledger/new_ledger.py`)."""
 
 log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """What rank 0 found: exactly one of batch and result when it is there, else what to do instead of waiting on."""
+    """What rank 0 got: a batch, or the result of an evaluation, or what to do before it asks again."""
 
     batch: Batch | None = None
     result: EvalResult | None = None
@@ -34,30 +34,30 @@ class _Answer:
 
 
 class Feed:
-    """One rank's end. Every method is collective; only rank 0 has a `queue`."""
+    """Every method is collective. Only rank 0 has a `queue`."""
 
     def __init__(self, control: Control, queue: QueueClient | None, pusher: Pusher, *, version: int) -> None:
         self._control, self._queue, self._pusher = control, queue, pusher
-        self.version = version  # of the weights that the policy holds
+        self.version = version  # the version of the policy's weights
 
     def begin(self, position: Mapping[str, Any]) -> PushReport:
-        """A run starts, or goes on from a checkpoint: the ledger goes back to `version`, and the fleet gets its weights.
+        """Starts or resumes the run: sets the ledger back to `version`, and gives the fleet the weights of that version.
 
-        position: what `position` said when the checkpoint was made; {} where there is none. Raises QueueError if this
-        cannot be the ledger that the checkpoint was made with.
+        position: what `position` returned when the checkpoint was made; {} without a checkpoint. Raises QueueError if the
+        checkpoint cannot belong to this ledger.
         """
         self._control.share(bool, lambda: self._rewind(position))
         return self.publish()
 
     def position(self) -> dict[str, Any]:
-        """Where the ledger stands, for a checkpoint; on rank 0, {} elsewhere."""
+        """The counts of the ledger, for a checkpoint, on rank 0; {} elsewhere."""
         if self._queue is None:
             return {}
         ledger = self._queue.status()["ledger"]
         return {name: ledger[name] for name in ACCOUNT}
 
     def publish(self) -> PushReport:
-        """Gives the present weights to the fleet as it is now."""
+        """Pushes the present weights to all engines that are registered now."""
         report = self._pusher.push(self.version)
         if self._queue is not None:
             self._report_failures(report)
@@ -65,7 +65,7 @@ class Feed:
         return report
 
     def advance(self) -> PushReport:
-        """The step is done: the fleet gets the new weights, and only then may the ledger admit more."""
+        """Ends a step: pushes the new weights, and only then lets the ledger admit more groups."""
         self.version += 1
         report = self._pusher.push(self.version)
         if self._queue is not None:
@@ -74,9 +74,9 @@ class Feed:
         return report
 
     def take(self, told_to_leave: Callable[[], bool]) -> Batch | None:
-        """The batch that takes the weights from `version` to the next one, or None once rank 0 is told to leave.
+        """Waits for the batch that takes the weights from `version` to the next one. None if rank 0 is told to leave.
 
-        Raises Stalled when none can come.
+        Raises Stalled if no batch can come.
         """
         while (answer := self._control.share(_Answer, lambda: self._ask_batch(told_to_leave))).batch is None:
             if answer.told_to_leave:
@@ -86,12 +86,12 @@ class Feed:
         return answer.batch
 
     def start_evaluation(self, eval_id: str, completions: int) -> None:
-        """Has the held-out problems sampled and graded from now on, ahead of training groups."""
+        """Starts to sample and grade the held-out problems, ahead of training groups."""
         if self._queue is not None:
             self._queue.start_eval(eval_id, completions=completions)
 
     def evaluation(self, eval_id: str, *, wait: bool) -> EvalResult | None:
-        """Its result, once it is complete; otherwise None, or, if it is waited for, Stalled when it cannot come."""
+        """The result of an evaluation, or None while it is incomplete. With `wait`, waits; raises Stalled if it cannot come."""
         while (answer := self._control.share(_Answer, lambda: self._ask_eval(eval_id, POLL_S if wait else 0.0))).result is None:
             if not wait:
                 return None
@@ -100,13 +100,13 @@ class Feed:
         return answer.result
 
     def end_evaluation(self, eval_id: str, reason: str) -> None:
-        """Gives it up: nobody waits for it any more."""
+        """Gives up an evaluation: nobody waits for its result any more."""
         if self._queue is not None:
-            log.warning("the evaluation of %s is given up: %s", eval_id, reason)
+            log.warning("the evaluation %s is given up: %s", eval_id, reason)
             self._queue.close_eval(eval_id)
 
     def durable(self, version: int) -> None:
-        """The checkpoint of `version` is safe: what lies before it may be forgotten."""
+        """Tells the ledger that the checkpoint of `version` is written, so it may forget what came before."""
         if self._queue is not None:
             self._queue.durable(version)
 
@@ -124,8 +124,8 @@ class Feed:
             if ledger[name] < least:
                 raise QueueError(
                     f"the ledger has {name}={ledger[name]}, but had {least} when the checkpoint of version {self.version} was "
-                    "made: it is not this run's, or an older copy. Bring the ledger.db back that belongs to the checkpoint, or "
-                    "begin a new one from there: python -m rollout.ledger.new_ledger says what that loses"
+                    "made: it is another run's, or an older copy. Restore the ledger.db that belongs to the checkpoint, or "
+                    "begin a new one from the checkpoint: python -m rollout.ledger.new_ledger says what that loses"
                 )
         self._queue.rewind(self.version)
         return True
@@ -149,5 +149,5 @@ class Feed:
     def _report_failures(self, report: PushReport) -> None:
         assert self._queue is not None
         for engine, reason in report.failed.items():
-            log.warning("push %d: engine %s failed and is started again: %s", report.version, engine, reason)
+            log.warning("push %d: engine %s failed and is restarted: %s", report.version, engine, reason)
             self._queue.condemn(engine, reason)
