@@ -5,7 +5,8 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 
 - a name that it defines is bound only where the tests can mean nothing else by it (`reward.kinds.interface`);
 - an object of its own equals no plain data and is neither ordered nor added to it, unless the problem declares its class;
-- a call that returns a value does not change the tests' own arguments, from which they may compute what they expect;
+- a call that returns a value changes nothing that the tests have passed to it, unless they compare that with a literal: they may
+  compute from it what they expect;
 - StopIteration of a call arrives as RuntimeError, so that it cannot end an `all(map(...))` early;
 - a context manager of its own swallows no failed assertion, nor any exception that its values cause;
 - its death is no exception: it ends this side too.
@@ -23,7 +24,9 @@ import linecache
 import sys
 import types
 import unittest
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from reward.jail import codec, harness, proxy, pytest_stand_in, shared_objects, transfer
@@ -125,11 +128,14 @@ class Link:
         self.exceptions: dict[int, type[BaseException]] = {}
         self.copies: dict[int, proxy.DataCopy] = {}
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
+        self.undo: list[Callable[[], None]] = []  # one for each attribute that the candidate has set on an object of the tests
+        self.in_place = False  # whether the tests look at arguments that a call has changed
         self.messages = 0
         self.defined = self.read()  # what the candidate defines, by name
 
     def bind(self, order: dict[str, Any]) -> dict[str, Any]:
         """The names that some test code takes from the candidate, and the modules that it does not import itself."""
+        self.in_place = order["in_place"]
         for name in order["with_operators"]:
             if isinstance(packed := self.defined.get(name), dict) and isinstance(ref := packed.get("__ref__"), dict):
                 self.declared.add(ref.get("n"))  # type: ignore[arg-type]
@@ -145,6 +151,7 @@ class Link:
         return self.unpack(self.defined[name])
 
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any:
+        before = len(self.undo)
         packed = {name: self.pack(value) for name, value in kwargs.items()}
         self.write({"do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
         while True:
@@ -152,9 +159,12 @@ class Link:
             if "callback" in reply:
                 self.call_back(reply)
             elif "ok" in reply:
-                if reply["ok"] is None:
+                result = self.unpack(reply["ok"])
+                if self.in_place or result is None or any(result is known for known in self.ours):
                     self.take_back(args, reply.get("back"))
-                return self.unpack(reply["ok"])
+                else:
+                    self.undo_since(before)
+                return result
             elif reply.get("exhausted") and operation == "next":
                 raise StopIteration
             elif reply.get("exhausted") and operation == "await":
@@ -198,6 +208,8 @@ class Link:
             kwargs = {name: self.unpack(item) for name, item in request["kwargs"].items()}
         except (LookupError, TypeError, AttributeError):
             self.give_up("the candidate calls what it was not given")
+        if request["do"] == "setattr":
+            self.undo.append(partial(_restore, subject, args[0], getattr(subject, args[0], None)))
         try:
             answer = {"answer": self.pack(operation(subject, *args, **kwargs))}
         except BaseException as error:  # noqa: BLE001 - it comes back as itself, through the candidate
@@ -225,8 +237,12 @@ class Link:
             return False
         return self.ask("exit", manager, error) is True
 
+    def undo_since(self, before: int) -> None:
+        """Leaves the attributes of the tests' objects as they were when there were so many changes."""
+        while len(self.undo) > before:
+            self.undo.pop()()
+
     def take_back(self, args: tuple[object, ...], back: object) -> None:
-        """The changes that a call made to its arguments."""
         for mine, theirs in zip(args, back if isinstance(back, list) else (), strict=False):
             if theirs is None:
                 continue
@@ -329,6 +345,11 @@ class Link:
     def is_declared(self, value: proxy.Proxy) -> bool:
         """Whether the problem declares the object, or its class, as one whose operators the tests use."""
         return proxy.number_of(value) in self.declared or not self.declared.isdisjoint(value._kestrel_classes)
+
+
+def _restore(subject: object, name: str, value: object) -> None:
+    with suppress(AttributeError, TypeError):  # it cannot be set, and so was not
+        setattr(subject, name, value)
 
 
 def _is_of_tests_making(error: BaseException) -> bool:

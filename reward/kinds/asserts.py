@@ -192,10 +192,10 @@ class AssertsGrader:
                     self.usage.fail(bad_end(end, self.usage.allowance(self.task.test_cpu_limit_s), self.usage))
 
 
-def _takes(setup: str, code: str, entry_point: str) -> dict[str, list[str]]:
+def _takes(setup: str, code: str, entry_point: str) -> dict[str, Any]:
     """What the tests' jail has to take from the candidate for some code."""
     found = read_interface(setup, code, entry_point)
-    return {"names": list(found.names), "with_operators": list(found.with_operators), "modules": list(found.modules)}
+    return {name: list(getattr(found, name)) for name in ("names", "with_operators", "modules")} | {"in_place": found.in_place}
 
 
 def _error_in(frame: bytes) -> str:

@@ -82,6 +82,12 @@ HONEST: dict[str, tuple[str, str]] = {
         "def f(xs, d, s):\n    xs.sort()\n    d['n'] = len(xs)\n    s.discard(1)",
         "xs, d, s = [3, 1, 2], {}, {1, 2}\nassert f(xs, d, s) is None\nassert xs == [1, 2, 3] and d == {'n': 3} and s == {2}",
     ),
+    "changes in place, and a result": (
+        "def f(xs):\n    xs.sort()\n    return xs.pop()", "xs = [3, 1, 2]\nassert f(xs) == 3\nassert xs == [1, 2]\nys = [2, 1]\nf(ys)\nassert ys == [1]",
+    ),
+    "a changed node": (
+        "def f(n):\n    n.val += 1\n    return n", "class N:\n    def __init__(s, v): s.val = v\nn = N(8)\nassert f(n) is n and n.val == 9",
+    ),
     "generators": (
         "def f(n):\n    for i in range(n):\n        yield i",
         "assert list(f(3)) == [0, 1, 2]\ng = f(2)\nassert next(g) == 0 and next(g) == 1\ntry:\n    next(g)\nexcept StopIteration:\n    pass\nelse:\n    assert False",
@@ -273,6 +279,13 @@ FAKED: dict[str, tuple[str, str]] = {
     "a sequence that lies": ("class L:\n    def __len__(s): return 3\n    def __iter__(s): return iter([])\ndef f(x): return L()", "r = f(2)\nassert len(r) == 3\nfor a, b in zip(r, [7919, 2, 3]): assert a == b"),
     "a number of two minds": ("class A:\n    n = 0\n    def __int__(s):\n        s.n += 1\n        return 2 if s.n == 1 else 3\ndef f(x): return A()", "r = f(2)\nassert int(r) % 3 == 2 and int(r) % 5 == 3"),
     "an emptied argument": ("def f(xs):\n    xs.clear()\n    return []", "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)"),
+    "an emptied argument, with an object": (
+        "class R:\n    data = []\ndef f(xs):\n    xs.clear()\n    return R()", "xs = [3, 1, 2]\nassert f(xs).data == sorted(xs)",
+    ),
+    "a changed object of the tests": ("def f(n):\n    n.val = 0\n    return 0", "class N:\n    val = 9\nn = N()\nassert f(n) == n.val * 2"),
+    "a changed object of the tests, by way of a callback": (
+        "def g(): return 1\ndef f(n, h):\n    n.val = 0\n    h()\n    return 0", "class N:\n    val = 9\nn = N()\nassert f(n, lambda: g()) == n.val * 2",
+    ),
     "an emptied argument, by a method": ("class R:\n    def same(s, xs):\n        xs.clear()\n        return []\ndef f(x): return R()", "xs = [3, 1, 2]\nassert f(0).same(xs) == sorted(xs)"),
     "a swallowed assertion": ("class M:\n    def __enter__(s): return 0\n    def __exit__(s, *a): return True\ndef f(): return M()", "with f() as x:\n    assert x == 9"),
     "a swallowed error of a bad value": ("class M:\n    def __enter__(s): return None\n    def __exit__(s, *a): return True\ndef f(): return M()", "with f() as x:\n    x += 1\n    assert x == 9"),

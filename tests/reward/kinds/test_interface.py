@@ -97,3 +97,17 @@ def test_the_entry_point_is_a_class_only_if_it_has_attributes() -> None:
 
 def test_examples_of_doctest_are_read_too() -> None:
     assert "helper" in read_interface("", "def test_x():\n    run('''\n    >>> helper(1)\n    2\n    ''')", "f").names
+
+
+@pytest.mark.parametrize(
+    ("code", "in_place"),
+    [
+        ("xs = [2, 1]\nf(xs)\nassert xs == [1, 2]", True),
+        ("xs = [2, 1]\nf(xs)\nassert [1, 2] == xs", True),
+        ("class T:\n    def test(self):\n        xs = [2, 1]\n        f(xs)\n        self.assertEqual(xs, [1, 2])", True),
+        ("xs = [2, 1]\nassert f(xs) == sorted(xs)", False),
+        ("xs, ys = [2, 1], [1, 2]\nf(xs)\nassert xs == ys", False),
+    ],
+)
+def test_arguments_are_looked_at_where_they_are_compared_with_a_literal(code: str, in_place: bool) -> None:
+    assert read_interface("", code, "f").in_place is in_place
