@@ -3,18 +3,18 @@
     guard.py COMMAND [ARGUMENT …]           becomes the command
     guard.py --group COMMAND [ARGUMENT …]   stays, as the leader of a process group that ends as a whole
 
-The kernel kills the command (SIGKILL) when the process that started the guard is gone, however it went, so that not
-even a `kill -9` of the launcher or of torchrun leaves anything behind. The wish survives exec, so the command needs no
-thread or wrapper of its own. For a command whose children have no such wish, as SGLang's, there is `--group`: when the
-command ends, or the parent is gone, all of the group is killed.
+The guard sets PR_SET_PDEATHSIG: the kernel then kills the command (SIGKILL) when the process that started the guard ends for
+any reason. So even a `kill -9` of the launcher or of torchrun leaves no process behind. The setting survives exec, so the
+command needs no thread or wrapper. The command's own children do not have it. For commands that have children, such as SGLang's
+server, use `--group`: when the command ends or the parent is gone, the whole process group is killed.
 
-A parent may die before the kernel knows the wish. So whoever starts a guard tells its own process id by KESTREL_PARENT,
-and a guard with another parent ends. Torchrun cannot tell, so the guard does that for the command that it becomes.
+The parent may die before PR_SET_PDEATHSIG is set. So the process that starts a guard passes its own process id in
+KESTREL_PARENT, and a guard with another parent ends. Torchrun does not pass it, so the guard sets it for the command.
 
-The kernel ties the command to the *thread* that started it: start it from one that lives as long as the process.
+The kernel ties the command to the *thread* that started it, so start it from a thread that lives as long as the process.
 
-SIGUSR1 means "save and end" and goes to every process of a trainer, torchrun's own among them. So it is held back from
-the command and all its descendants; whoever wants to know looks for it among the pending signals.
+SIGUSR1 means "save and end". It is sent to every process of a trainer, torchrun included, so it is blocked in the command and all
+its descendants. A process that wants to save looks for it among its pending signals.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
-PARENT_VARIABLE = "KESTREL_PARENT"  # "" or unset: the parent cannot tell
+PARENT_VARIABLE = "KESTREL_PARENT"  # "" or unset: the parent did not pass its process id
 GROUP = "--group"
 
 
 def guarded(command: Sequence[str], *, python: str = sys.executable, group: bool = False) -> list[str]:
-    """The command line of a guarded command. Isolated, since modules of this folder are named like Python's own."""
+    """The command line of a guarded command. Python is isolated: modules in this folder have names of its own library."""
     return [python, "-I", "-S", os.path.abspath(__file__), *([GROUP] if group else []), *command]
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:
-    """Has the kernel send this process a signal when its parent dies; ends it if that is dead already."""
+    """Makes the kernel send this process a signal when its parent dies. Ends the process if the parent is dead already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0):
@@ -62,7 +62,7 @@ def _die_with(parent: int, number: signal.Signals) -> None:
 
 
 def _lead_group(parent: int, command: Sequence[str]) -> int:
-    """Returns in a new process, which is to become the command, and there the id of this one."""
+    """Forks. The child returns with the id of this process, and becomes the command; this process waits and kills the group."""
     if os.getpgid(0) != os.getpid():
         sys.exit("guard: start me as the leader of a process group: I end the whole group")
     signal.signal(signal.SIGTERM, _end_group)

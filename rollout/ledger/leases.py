@@ -1,4 +1,4 @@
-"""Who works on what. Not durable: a lease is a promise to a process that may die, and dies with the server."""
+"""Which process works on which trajectory. Leases are kept in memory only, and heartbeats restore them after a restart."""
 
 import heapq
 from collections import Counter
@@ -10,7 +10,7 @@ from rollout.ledger.rules import Rules
 from rollout.ledger.state import LedgerState, TrajectoryState
 
 Key = tuple[int, int]  # (group, trajectory)
-_new = tuple.__new__  # what a named tuple's own constructor calls, at twice the price
+_new = tuple.__new__  # half the time of the named tuple's own constructor
 
 
 class Lease(NamedTuple):
@@ -22,8 +22,8 @@ class Lease(NamedTuple):
 class Leases:
     """Leases on the open trajectories of a state: to generate the next segment of, or to grade.
 
-    Both kinds are handed out oldest group first, from heaps whose entries are checked when they come up, so that
-    nobody has to take one out of the middle.
+    Both kinds are granted oldest group first, from heaps. An entry is checked when it comes to the top, so that entries need
+    not be removed from the middle.
     """
 
     def __init__(self, rules: Rules, state: LedgerState) -> None:

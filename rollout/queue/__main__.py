@@ -33,7 +33,7 @@ from rollout.queue.keys import KeysError, RunKeys
 from rollout.queue.server import LONGEST_MESSAGE_BYTES, QueueServer
 
 log = logging.getLogger("queue")
-TURN_S = 0.2  # at most so long between two looks at leases and deadlines
+TURN_S = 0.2  # longest time between two checks of leases and deadlines
 MESSAGES_A_TURN = 256  # they share one commit of the journal
 COLLECT = (50_000, 20, 50)  # gc's thresholds: a batch is some hundred thousand records, and they make no cycles
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -46,11 +46,11 @@ class StartError(RuntimeError):
 
 
 class PortTaken(StartError):
-    """By another program, or by a server of this run that has not ended yet."""
+    """Another program has the port, or a server of this run that has not ended yet."""
 
 
 class Door:
-    """The server's socket. Only who holds the run's client key gets through the handshake."""
+    """The server's socket. Only a client with the run's key gets through the handshake."""
 
     def __init__(self, endpoint: str, keys: RunKeys) -> None:
         self._context = zmq.Context()
@@ -75,7 +75,7 @@ class Door:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def receive(self, wait_s: float) -> list[tuple[bytes, bytes]]:
-        """Messages with their routes; none when the time is over."""
+        """The messages that have arrived, with their routes; none if nothing comes within `wait_s`."""
         ready = dict(self._poller.poll(int(1000 * wait_s)))
         if self._guard in ready:
             self._admit()
@@ -94,7 +94,7 @@ class Door:
         return messages
 
     def send(self, route: bytes, data: bytes) -> None:
-        """To one who has gone, it is dropped."""
+        """An answer to a client that is gone is dropped."""
         self._socket.send(route, MORE_NOW)
         self._socket.send(data, NOW, copy=len(data) < LARGE_BYTES)
 
@@ -156,7 +156,7 @@ class _Signals:
 
 
 def serve(server: QueueServer, door: Door, signals: _Signals) -> None:
-    """Turns, until told to end: take in what is there, decide, commit once, answer. Raises JournalError."""
+    """Runs turns until a signal ends it: reads messages, decides, commits once, answers. Raises JournalError."""
     while not signals.ending:
         for route, data in door.receive(TURN_S):
             server.receive(route, data, time.monotonic())
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
             log.info("listens at %s", door.endpoint)
             serve(server, door, signals)
     except (JournalUnavailable, PortTaken) as error:
-        log.error("%s", error)  # which a full disk cannot keep from ending with this code
+        log.error("%s", error)  # a log on a full disk raises nothing, so the exit code stays
         return NOT_NOW
     except (ConfigError, KeysError, RulesError, StartError, ProblemError, JournalError) as error:
         print(f"queue server: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How a process speaks to its run's queue server: `QueueClient` blocks, `AsyncQueueClient` awaits; one dialect (`messages.py`).
+"""The clients of the queue server: `QueueClient` blocks, `AsyncQueueClient` awaits. Both send the requests in `messages.py`.
 
 Both send a request again, with the same id, until it is answered or its deadline passes, so a server that is killed and started
 again is only a pause. Reports and requests are idempotent: repeating one changes nothing. A client belongs to one thread (or one
@@ -56,7 +56,7 @@ class Stalled(QueueError):
     """Nothing has moved for `stall_s`; the message holds the table of who waits for what."""
 
 
-class _Dialect:
+class _Client:
     """What both clients share: the socket's options, envelopes, answers."""
 
     def __init__(self, endpoint: str, keys: RunKeys, name: str, timeout_s: float) -> None:
@@ -96,7 +96,7 @@ class _Dialect:
         )
 
 
-class QueueClient(_Dialect):
+class QueueClient(_Client):
     """For the trainer, the judges and the launcher."""
 
     def __init__(
@@ -215,7 +215,7 @@ class QueueClient(_Dialect):
         raise self._timeout(request, allowed_s)
 
 
-class AsyncQueueClient(_Dialect):
+class AsyncQueueClient(_Client):
     """For the rollout worker: any number of requests in flight. Made and used inside one event loop."""
 
     def __init__(self, endpoint: str, keys: RunKeys, name: str, timeout_s: float = 30.0) -> None:

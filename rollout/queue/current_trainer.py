@@ -1,18 +1,18 @@
-"""One trainer at a time: over a network that stalled, what a killed trainer had sent may arrive after the next one has begun.
+"""Allows one trainer at a time: after a network stall, requests of a killed trainer may arrive when the next one has begun.
 
-`Rewind` takes the seat, and whoever had it before is refused from then on. A request of the trainer in the seat that is
-older than one it has already made is a copy that was overtaken: it must do nothing, since its sender has been answered.
+A trainer begins with `Rewind`. From then on it is the current trainer, and every other one is refused. A request that is older
+than one that the same trainer has already made is a late copy. It must do nothing, because its sender has its answer.
 """
 
 from rollout.ledger.ledger import LedgerError
 
 
-class Overtaken(Exception):
+class LateCopy(Exception):
     """A copy of a request that was answered before; nobody waits for it."""
 
 
-class Seat:
-    """In memory: the connections that late requests come over die with the server."""
+class CurrentTrainer:
+    """Kept in memory only: the connections over which late requests come die with the server."""
 
     def __init__(self) -> None:
         self._client = ""
@@ -20,12 +20,12 @@ class Seat:
         self._gone: set[str] = set()
 
     def check(self, client: str, request_id: int, *, begins: bool) -> None:
-        """Raises LedgerError for a trainer that another one has followed, and Overtaken."""
+        """Raises LedgerError for a trainer that another one has followed, and LateCopy for a late copy."""
         if client in self._gone:
             raise LedgerError(f"{client} is not the trainer of this run any more: {self._client} has begun after it")
         if client == self._client:
             if request_id < self._newest_id:
-                raise Overtaken
+                raise LateCopy
         elif begins:
             if self._client:
                 self._gone.add(self._client)

@@ -1,7 +1,7 @@
 """The secrets of one run: who may speak to its queue server and to its engines.
 
 Made once, in `<run>/keys/` (folder 0700, files 0600): two CURVE key pairs, one for the server and one that all clients of the run
-share, and the API key of the engines. Whoever can read that folder belongs to the run; nobody else gets past the handshake.
+share, and the API key of the engines. Whoever can read that folder has access to the run; nobody else gets past the handshake.
 """
 
 import os

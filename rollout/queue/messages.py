@@ -1,4 +1,4 @@
-"""The queue's dialect: one record a request, each with the type of its answer. Server and clients read nothing else.
+"""The queue's messages: one record per request, each with the type of its answer. Server and clients read nothing else.
 
 On the wire a request is an `Envelope` (who asks, which request, its fields) and an answer an `Answer`. Every request may be sent
 again with the same id: repeating one changes nothing.
@@ -29,12 +29,12 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """It is so, and on disk."""
+    """The request was carried out, and the result is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """What became of a report: `recorded`, or why not (`duplicate`, `stale`, `gone`). None of these needs an action."""
+    """The outcome of a report: `recorded`, or why it was not (`duplicate`, `stale`, `gone`). The reporter need not act on it."""
 
     outcome: str
 

@@ -1,4 +1,4 @@
-"""Who is there: the holders of leases and the engines, as far as they have been heard. In memory: heartbeats rebuild it."""
+"""The holders of leases and the engines that have sent heartbeats. It is kept in memory only: heartbeats rebuild it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class Roster:
         return holder
 
     def expired(self, now: float) -> list[str]:
-        """Those that were not heard for `lease_s`; they are off the roster, with their engines."""
+        """Removes the holders that sent nothing for `lease_s`, with their engines, and returns their names."""
         gone = [name for name, holder in self.holders.items() if now - holder.heard_s > self._lease_s]
         for name in gone:
             del self.holders[name]
@@ -87,6 +87,6 @@ class Roster:
         return gone
 
     def pause(self, seconds: float) -> None:
-        """Nobody could be heard for so long, because the server itself stood still."""
+        """The server itself was stopped for so long, so that nobody could be heard; the time does not count."""
         for holder in self.holders.values():
             holder.heard_s += seconds

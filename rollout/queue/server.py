@@ -1,9 +1,9 @@
-"""What the queue server does with a message, without its socket: decide, journal, answer.
+"""What the queue server does with a message, without its socket: it decides, writes the journal, and answers.
 
-    receive(route, bytes) ...  decide at once, or park a request that must wait
-    settle() -> answers        serve the parked, take leases back from the silent, commit the journal; only then may answers leave
+    receive(route, bytes) ...  decides at once, or parks a request that must wait
+    settle() -> answers        serves parked requests, takes leases back from silent holders, and commits the journal
 
-One thread, one ledger, one journal. What was answered is on disk, whatever happens next.
+Answers may be sent only after `settle`. There is one thread, one ledger and one journal. Whatever was answered is on disk.
 """
 
 import logging
@@ -21,15 +21,15 @@ from rollout.ledger.wire import WireError, decode, pack, unpack
 from rollout.prompts.stream import PromptStream
 from rollout.queue import messages as m
 from rollout.queue import status
-from rollout.queue.current_trainer import Overtaken, Seat
+from rollout.queue.current_trainer import CurrentTrainer, LateCopy
 from rollout.queue.roster import Roster
 
 log = logging.getLogger("queue")
 LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
 LONGEST_WAIT_S = 60.0
-CLIENTS_KNOWN = 256  # by what they saw last
+CLIENTS_KNOWN = 256  # clients whose last status is remembered, to tell the next one the difference
 PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
-OF_THE_TRAINER = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
+TRAINER_REQUESTS = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
     m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdicts: "judge",
 }  # fmt: skip
@@ -69,7 +69,7 @@ class QueueServer:
         self._roster = Roster(lease_s)
         self._parked: dict[tuple[str, int], _Parked] = {}
         self._answers: list[tuple[bytes, bytes]] = []
-        self._seat = Seat()
+        self._trainer = CurrentTrainer()
         self._now = self._moved_s = now
         self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
         self._busy: dict[str, status.Busy] = {}  # by client, when it last asked
@@ -85,7 +85,7 @@ class QueueServer:
         }  # fmt: skip
 
     def receive(self, route: bytes, data: bytes, now: float) -> None:
-        """Takes one message in. Whatever it is, nothing is corrupted by it."""
+        """Takes one message in. No message can damage the ledger."""
         self._turn(now)
         try:
             if len(data) > LONGEST_MESSAGE_BYTES:
@@ -122,7 +122,7 @@ class QueueServer:
     # Turns.
 
     def _serve_parked(self, now: float) -> None:
-        """Those that may be served by now, or have waited long enough. Only leases are waited for by many."""
+        """Serves the requests that can be served now, or that have waited long enough."""
         present = self._roster.holders
         for key, parked in list(self._parked.items()):
             request = parked.request
@@ -149,8 +149,8 @@ class QueueServer:
         self._asking = parked.envelope.client
         answer_id = parked.envelope.id
         try:
-            if isinstance(parked.request, OF_THE_TRAINER):
-                self._seat.check(self._asking, answer_id, begins=isinstance(parked.request, m.Rewind))
+            if isinstance(parked.request, TRAINER_REQUESTS):
+                self._trainer.check(self._asking, answer_id, begins=isinstance(parked.request, m.Rewind))
             value = self._decide[type(parked.request)](parked.request)
             if value is None and self._now < parked.due_s:
                 self._parked[key] = parked
@@ -158,7 +158,7 @@ class QueueServer:
             if value is None:
                 value = self._nothing_yet(parked.request)
             answer = m.Answer(id=answer_id, value=value)
-        except Overtaken:
+        except LateCopy:
             self._parked.pop(key, None)
             return
         except LedgerError as error:
@@ -169,7 +169,7 @@ class QueueServer:
         self._answer(parked.route, answer)
 
     def _take_back(self, holder: str, why: str) -> int:
-        """The leases of one who will not report them; how many."""
+        """Takes back the leases of a holder that will not report them. Returns how many there were."""
         returned = self._ledger.release(holder)
         self._taken_back[why] += returned
         return returned
@@ -186,7 +186,7 @@ class QueueServer:
             self._moved_s = self._now
         return m.Done()
 
-    # Requests. None: not yet.
+    # Requests. A decision of None means: not yet.
 
     def _advance(self, request: m.Advance) -> m.Done:
         done = self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))

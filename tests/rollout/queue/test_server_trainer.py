@@ -153,7 +153,7 @@ def test_what_a_killed_trainer_had_sent_is_refused_once_the_next_one_has_begun(r
     assert ready.ask(m.Take(step=0, wait_s=0.0), "second")["groups"]
 
 
-def test_stranger_to_the_seat_may_not_move_the_version(ready):
+def test_process_that_is_not_the_current_trainer_may_not_move_the_version(ready):
     ready.ask(m.Rewind(version=0), "trainer")
     request_id = ready.send(m.Published(version=0, engines=()), "somebody")
     assert "has not begun with `rewind`" in ready.answers()[request_id].value
