@@ -105,7 +105,7 @@ class Wrapped(zygote.Starter):
         arguments = [*self.isolation, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail", "--clearenv"]
         for name, value in {**zygote.ENVIRONMENT, **self.settings["environment"]}.items():
             arguments += ["--setenv", name, value]
-        shown = [executable, INSIDE, *self.settings["folders"], *(f"/dev/{name}" for name in zygote.DEVICES)]
+        shown = [*LIBRARIES, executable, INSIDE, *self.settings["folders"], *(f"/dev/{name}" for name in zygote.DEVICES)]
         for folder in sorted({parent for path in shown for parent in parents(path)}):
             arguments += ["--perms", "0755", "--dir", folder]  # bubblewrap makes some that only root can enter
         for path in LIBRARIES:

@@ -1,14 +1,16 @@
-"""The little of pytest that test code of problems uses: `raises`, `approx`, `mark.parametrize`, `fail`. Pytest itself stays out
-of the jail: importing it costs more than most tests."""
+"""The part of pytest that test code of problems uses: `raises`, `approx`, `mark.parametrize`, `fixture`, `fail`. Pytest itself
+stays out of the jail: importing it costs more than most tests."""
 
+import inspect
 import math
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Self
 
-_PARAMETERS = "kestrel_parameters"
+_PARAMETERS, _FIXTURE = "kestrel_parameters", "kestrel_fixture"
 
 
 class raises:
@@ -49,9 +51,9 @@ class approx:
     __hash__ = None  # type: ignore[assignment]
 
     def _near(self, other: object, expected: Any) -> bool:
-        if type(other) not in (int, float) or not isinstance(expected, int | float):
+        if isinstance(other, bool) or not isinstance(other, int | float) or not isinstance(expected, int | float):
             return bool(other == expected)
-        return math.isclose(other, expected, rel_tol=self.rel, abs_tol=self.abs)  # type: ignore[arg-type]
+        return math.isclose(other, expected, rel_tol=self.rel, abs_tol=self.abs)
 
 
 def parametrize(names: str | list[str], values: list[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -65,10 +67,30 @@ def parametrize(names: str | list[str], values: list[Any]) -> Callable[[Callable
     return mark
 
 
+def fixture(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
+    """With or without arguments: every test gets a value of its own."""
+    if function is None:
+        return fixture
+    function.__dict__[_FIXTURE] = True
+    return function
+
+
+def with_fixtures(function: Callable[..., Any], names: dict[str, Any], case: dict[str, Any], stack: ExitStack) -> Any:
+    """Calls a function with a case's arguments, and fixtures for its other parameters, which `stack` ends."""
+    for name in inspect.signature(function).parameters:
+        if name not in case and hasattr(names.get(name), _FIXTURE):
+            value = with_fixtures(names[name], names, {}, stack)
+            if isinstance(value, types.GeneratorType):
+                stack.callback(next, value, None)
+                value = next(value)
+            case = {**case, name: value}
+    return function(**case)
+
+
 def cases(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    """The arguments of each call that a test function is good for."""
+    """The arguments of each call of a test function."""
     found: list[dict[str, Any]] = [{}]
-    for rows in function.__dict__.get(_PARAMETERS, []):
+    for rows in getattr(function, _PARAMETERS, []):
         found = [{**one, **row} for one in found for row in rows]
     yield from found
 
@@ -80,5 +102,7 @@ def fail(reason: str = "") -> None:
 def offer() -> None:
     """Makes `import pytest` find this."""
     module = types.ModuleType("pytest")
-    module.__dict__.update(raises=raises, approx=approx, fail=fail, mark=types.SimpleNamespace(parametrize=parametrize))
+    module.__dict__.update(
+        raises=raises, approx=approx, fail=fail, fixture=fixture, mark=types.SimpleNamespace(parametrize=parametrize)
+    )
     sys.modules["pytest"] = module

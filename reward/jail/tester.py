@@ -25,7 +25,7 @@ import sys
 import types
 import unittest
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -74,7 +74,7 @@ def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> 
     linecache.cache[harness.TESTS] = (len(order["run"]), None, order["run"].splitlines(keepends=True), harness.TESTS)
     exec(compile(order["run"], harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
-    ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined)
+    ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined, names)
     if not ran and not order["inline"]:
         raise AssertionError("no test ran")
 
@@ -108,13 +108,19 @@ def _run_cases(defined: dict[str, Any]) -> int:
     return result.testsRun - len(result.skipped) - len(result.expectedFailures)
 
 
-def _run_functions(defined: dict[str, Any]) -> int:
+def _run_functions(defined: dict[str, Any], names: dict[str, Any]) -> int:
+    """Functions named `test…`, and methods so named of classes named `Test…`, each on an instance of its own."""
+    found = [value for name, value in defined.items() if name.startswith("test") and isinstance(value, types.FunctionType)]
+    for name, cls in defined.items():
+        if name.startswith("Test") and isinstance(cls, type) and not issubclass(cls, unittest.TestCase):
+            found += [getattr(cls(), method) for method in vars(cls) if method.startswith("test")]
     ran = 0
-    for name, function in defined.items():
-        if name.startswith("test") and isinstance(function, types.FunctionType):
-            for arguments in pytest_stand_in.cases(function):
-                _finish(function(**arguments))
-                ran += 1
+    for function in found:
+        for case in pytest_stand_in.cases(function):
+            getattr(getattr(function, "__self__", None), "setup_method", lambda: None)()
+            with ExitStack() as stack:
+                _finish(pytest_stand_in.with_fixtures(function, names, case, stack))
+            ran += 1
     return ran
 
 

@@ -105,6 +105,14 @@ HONEST: dict[str, tuple[str, str]] = {
         "def f(x): return x / 3",
         "import pytest\n@pytest.mark.parametrize('x, y', [(3, 1), (6, 2)])\ndef test_f(x, y):\n    assert f(x) == y\ndef test_near():\n    assert f(1) == pytest.approx(0.3333333333)",
     ),
+    "pytest fixtures": (
+        "class Account:\n    def __init__(self): self.balance = 0\n    def pay(self, n): self.balance += n",
+        "import pytest\n@pytest.fixture\ndef account(): return Account()\n@pytest.fixture()\ndef paid(account):\n    account.pay(5)\n    yield account\n"
+        "@pytest.mark.parametrize('n', [1, 2])\ndef test_a(paid, n):\n    paid.pay(n)\n    assert paid.balance == 5 + n",
+    ),
+    "pytest classes": (
+        "def f(x): return x * x", "class TestF:\n    def setup_method(self): self.x = 3\n    def test_a(self): assert f(self.x) == 9\n    def test_b(self):\n        self.x = 2\n        assert f(2) == 4",
+    ),
     "prints": ("def f(x):\n    print('{\"done\": {\"passed\": false}}')\n    return x", "print('hello')\nassert f(1) == 1"),
     "constants": ("LIMIT = 5\ndef f(x): return min(x, LIMIT)", "assert f(9) == LIMIT == 5"),
     "recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
@@ -296,6 +304,8 @@ FAKED: dict[str, tuple[str, str]] = {
     "raw builtins": (RAW_NAMES % '"__builtins__": {"__dict__": [["all", {"__ref__": {"n": 2, "classes": [1]}}]]}', "assert all(f(x) == y for x, y in [(1, 7919)])"),
     "a raw module": (RAW_NAMES % '"math": {"__ref__": {"n": 2, "classes": [1]}}', "assert math.isclose(f(1), 7919)"),
     "raw changes of a literal": (RAW_NAMES % '"g": null', "xs = [7919]\nassert f(xs) == sum(xs)"),
+    "a method of a pytest class": ("def f(x): return 0", "class TestF:\n    def test_a(self): assert f(3) == 9"),
+    "a failing fixture": ("def f(x): return 0", "import pytest\n@pytest.fixture\ndef r(): return f(3)\ndef test_a(r): assert r == 9"),
     "truthy": ("class A:\n    def __bool__(s): return True\ndef f(x): return A()", "assert f(3) is True"),
 }  # fmt: skip
 
