@@ -1,8 +1,8 @@
 """One SGLang server as a subprocess: its command line, its environment, its start, its end.
 
-The server runs unmodified, in a process group of its own whose leader is a guard (guard.py). No process of the
-group outlives the server, the worker that started it, or `stop()`. The server starts without reading weights
-(`load_format="dummy"`) and gets its first ones from the trainer; until then it says version `UNPUSHED`.
+The server runs in a process group of its own, whose leader is a guard (guard.py). No process of the group outlives the server,
+the worker that started it, or `stop()`. The server starts without reading weights (`load_format="dummy"`) and receives its first
+weights from the trainer. Until then it reports the version `UNPUSHED`.
 
 SGLang is started by `patched/sglang_server.py`. On CPU the packages in `patched/cpu/` stand in for
 what it imports but does not need.
@@ -34,9 +34,9 @@ from rollout.guard import PARENT_VARIABLE, guarded
 CPU_STAND_INS = Path(__file__).resolve().parent / "patched" / "cpu"
 SGLANG = ("-m", "rollout.patched.sglang_server")
 POLL_S = 0.2
-GONE_S = 3.0  # for the last start's server to leave its port
+GONE_S = 3.0  # the kernel needs this long at most to free the port of a killed server
 SCRATCH_PREFIX = f"engine-{socket.gethostname()[:20]}-"
-"""Of a server's temporary folder: its keys, and the sockets between its processes. The worker's process id follows."""
+"""Prefix of a server's temporary folder, which holds its keys and its sockets. The worker's process id follows."""
 
 CPU_FLAGS = (
     "--attention-backend=torch_native",
@@ -48,7 +48,7 @@ CPU_FLAGS = (
     "--sleep-on-idle",
 )
 TORCHRUN_PREFIXES = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
-"""Of the variables that torchrun sets; a server that inherits them takes the worker's rendezvous for its own."""
+"""Prefixes of the variables that torchrun sets. A server that inherits them would join the worker's rendezvous."""
 
 
 PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
@@ -61,14 +61,14 @@ HOPELESS = re.compile(
     r"|, in (prepare_server_args|resolve_once)$",  # where SGLang looks at arguments that it could read
     re.MULTILINE,
 )
-"""In the log of a server that ended before it listened: why it would end again. A port or memory in use is no such reason."""
+"""Finds, in the log of a server that ended before it listened, a reason that stays. A port or memory in use is no such reason."""
 
 
 class EngineStartError(EngineError):
     """A server that did not start, or that died while starting; the message holds the tail of its log."""
 
     def __init__(self, message: str, *, hopeless: bool = False) -> None:
-        """hopeless: it would not start if tried again."""
+        """hopeless: another try would fail too."""
         super().__init__(message)
         self.hopeless = hopeless
 
@@ -168,7 +168,7 @@ def cause_of_death(log: str) -> str:
 
 
 def check(settings: EngineSettings) -> None:
-    """Refuses what cannot start, before anything is started."""
+    """Raises EngineStartError, before anything is started, if the server cannot start."""
     if not (settings.model / "config.json").is_file():
         raise EngineStartError(f"{settings.model} is no Hugging Face model folder: it holds no config.json", hopeless=True)
     a_socket = Path(tempfile.gettempdir(), f"{SCRATCH_PREFIX}{os.getpid()}-12345678", "tmp12345678")
@@ -200,7 +200,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """Of the guard, and of the process group."""
+        """Process id of the guard; also the id of the process group."""
         return self._process.pid if self._process else None
 
     def client(self) -> EngineClient:
@@ -231,7 +231,7 @@ class Engine:
             )
 
     def _check_until(self, until: float) -> None:
-        """`check`, with some patience for a killed server, which holds its port until the kernel has cleared it away."""
+        """Repeats `check` for a while: a killed server holds its port until the kernel has removed it."""
         while True:
             try:
                 return check(self.settings)
@@ -286,7 +286,7 @@ class Engine:
         return cause_of_death(self.log_tail(lines=1000))
 
     def stop(self) -> None:
-        """Kills the server's process group at once: asked politely it drains its requests, when paused for ever."""
+        """Kills the server's process group at once. On SIGTERM it would first finish its requests, and when paused it never could."""
         if self._process is not None:
             kill_group(self._process)
             self._process = None

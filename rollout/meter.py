@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Meter:
-    """What the worker did since it began, in sums, so that a reader takes differences over any interval."""
+    """Sums over what the worker did since it began. A reader takes differences over any interval."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine_starts = 0
@@ -20,14 +20,14 @@ class Meter:
         self._abandoned = 0
 
     def request_began(self) -> float:
-        """When, to be told at its end."""
+        """Returns the time, to be passed to `request_ended`."""
         if self._in_flight == 0:
             self._idle_s += self._clock() - self._turned_s
         self._in_flight += 1
         return self._clock()
 
     def request_ended(self, began_s: float, tokens: int | None) -> None:
-        """With the tokens that it brought; None: the engine ended first, and what it had sampled is lost."""
+        """tokens: what the request brought; None: the engine ended first, and its tokens are lost."""
         self._in_flight -= 1
         if tokens is None:
             self._abandoned += 1

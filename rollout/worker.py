@@ -1,4 +1,4 @@
-"""A rollout worker: one engine, kept busy with leases.
+"""A rollout worker: it keeps one engine busy with leases.
 
                leases, cancel, condemned, closing      tokens, log-probs, versions
     queue server ─────────────────────────▶  worker  ◀───────────────────────────── engine ◀── weights, from the trainer
@@ -17,13 +17,13 @@
     run          `closing`, or a   partial segments, the       the flights, DRAIN_S at       a heartbeat, a signal,
                  failed task       engine's end                most                          a failure
 
-No task holds what another one waits for but a flight its slot, and that only until the engine's deadline and the
-server's acknowledgment. Requests to a server that is away wait for it, so that nothing finished is lost; once it has
-been away for `trainer.stall_s`, the first request that gives up ends the worker.
+The only resource that tasks share is a flight's slot, which is held until the engine's deadline and the server's acknowledgment
+at most. So the tasks cannot deadlock. Requests wait for a queue server that cannot be reached, so nothing finished is lost.
+After `trainer.stall_s` the first request gives up, and the worker ends.
 
-A fresh engine holds random weights. It registers under a new epoch, and the server leases nothing to an epoch that the
-trainer has not pushed to; so the worker need not know of pushes: a request that meets one takes longer. A lease that
-was given to an earlier epoch is never run by a later one, but handed back: an empty segment with finish `CUT`.
+A fresh engine holds random weights. It registers under a new epoch, and the server leases nothing to an epoch until the trainer
+has pushed to it. So the worker need not know about pushes; a request during a push takes longer. A lease of an earlier epoch is
+never run by a later one. The worker returns it with an empty segment whose finish is `CUT`.
 """
 
 import asyncio
@@ -46,17 +46,17 @@ from rollout.ledger.records import Finish, Position, RecordError, Segment, Segme
 from rollout.meter import Meter
 from rollout.queue.client import AsyncQueueClient, QueueError, Refused
 
-HEARTBEAT_S = 2.0  # at most between two, since they also carry what the metrics show
+HEARTBEAT_S = 2.0  # longest time between two heartbeats, which also carry figures for the metrics
 LEASE_WAIT_S = 5.0  # of one long poll for leases
-WATCH_S = 2.0  # between two looks at the engine
-HEALTH_S = 5.0  # deadline of one
-ABORT_AGAIN_S = 1.0  # an abort that overtakes its request finds nothing to abort, so it is repeated
-ABORT_GRACE_S = 30.0  # for an aborted request to return; a silent engine is a dead one
+WATCH_S = 2.0  # between two health checks of the engine
+HEALTH_S = 5.0  # deadline of a health check
+ABORT_AGAIN_S = 1.0  # an abort may arrive before its request and then do nothing, so it is repeated
+ABORT_GRACE_S = 30.0  # for an aborted request to return; an engine that needs longer counts as dead
 RESTART_PAUSE_S = 1.0
-FIRST_TRIES = 2  # of a worker's first start: the engine of a killed predecessor may not be quite gone
+FIRST_TRIES = 2  # tries of the first start: the engine of a killed worker before this one may still be ending
 DRAIN_S = 5.0  # for all flights to come back and be reported when the worker ends
 LEAVE_S = 1.5
-EPOCH_BITS = 53  # a whole number also for readers that know floats only
+EPOCH_BITS = 53  # so that it is exact as a float too
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
