@@ -286,7 +286,7 @@ class Engine:
         return cause_of_death(self.log_tail(lines=1000))
 
     def stop(self) -> None:
-        """Kills the server's process group at once. On SIGTERM it would first finish its requests, and when paused it never could."""
+        """Kills the server's process group at once. On SIGTERM it would first finish its requests; paused, it never could."""
         if self._process is not None:
             kill_group(self._process)
             self._process = None

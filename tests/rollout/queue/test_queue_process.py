@@ -20,6 +20,7 @@ import zmq
 
 from conf.compose.load import read_run, write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
+from rollout.checkpoint_files import write_sums
 from rollout.exit_codes import NOT_NOW
 from rollout.ledger.journal import Journal, JournalError
 from rollout.ledger.records import Batch, EngineInfo, Waiting
@@ -173,6 +174,7 @@ def test_run_whose_ledger_was_damaged_goes_on_to_its_end_in_the_way_that_the_ser
                     checkpoint.mkdir(parents=True)
                     record = {"version": 1, "extra": {"ledger": trainer.status()["ledger"]}}
                     (checkpoint / "kestrel.json").write_text(json.dumps(record))
+                    write_sums(checkpoint, {})
             counts = trainer.status()["ledger"]
             worker.over.set()
             worker.join(WAIT_S)
