@@ -13,7 +13,7 @@ gain by faking starvation."""
 
 MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests would fail for what the others used
 ASLEEP_SHARE = 0.5  # of its CPU limit: so long may one job sleep, and all jobs of a completion twice as long
-ASLEEP_S = 0.5  # and so long besides
+ASLEEP_S = 1.5  # and so long besides: the kernel forgets how long a thread that has ended had to wait for a core
 
 
 @dataclass(slots=True, kw_only=True)
