@@ -25,8 +25,9 @@ from omegaconf import DictConfig
 
 from conf.compose import slurm_sweep
 from conf.compose.check import check_resumed
+from conf.compose.fit import fit
 from conf.compose.hydra_errors import in_one_line
-from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
+from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, unchecked, write_run
 from conf.compose.presets import check_names, check_presets, experiments, with_quoted_addresses
 from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
@@ -56,7 +57,7 @@ def _one_job(composed: DictConfig) -> float:
             check_presets(HydraConfig.get().overrides.task, composed)
             _name(composed, sweep=sweep)
         if not sweep or composed.dry_run:
-            return _run(to_run_config(composed), resumed=False)
+            return _run(_announced(composed), resumed=False)
     except KNOWN_ERRORS as error:
         return _failed(error)
     return _one_of_a_sweep(composed)
@@ -66,7 +67,7 @@ def _one_of_a_sweep(composed: DictConfig) -> float:
     said = dict(override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task)
     with recorded(SweepJob(name=composed.name, said=said), Path(composed.output)) as record:
         try:
-            outcome = _run(to_run_config(composed), resumed=False)
+            outcome = _run(_announced(composed), resumed=False)
         except KNOWN_ERRORS as error:
             record.fail(*_explained(error))
             if failures_are_raised(HydraConfig.get()):
@@ -113,6 +114,14 @@ def _failed(error: Exception) -> float:
     _failures.append(_explained(error))
     print(f"launch: {_failures[-1][0]}", file=sys.stderr)
     return nan
+
+
+def _announced(composed: DictConfig) -> RunConfig:
+    """The run's configuration. Prints which settings were fitted to others. Raises ConfigError."""
+    config = to_run_config(composed)
+    for change in fit(unchecked(composed)):
+        print(f"settings: {change}", flush=True)
+    return config
 
 
 def _run(config: RunConfig, *, resumed: bool) -> float:

@@ -29,8 +29,16 @@ def test_a_microbatch_has_room_for_the_longest_trajectory_as_the_trainer_shards_
 
 def test_a_microbatch_that_has_room_stays_as_it_is() -> None:
     config = RunConfig(trainer=TrainerConfig(tokens_per_microbatch=30_000))
-    fit(config)
+    assert fit(config) == []
     assert config.trainer.tokens_per_microbatch == 30_000
+
+
+def test_each_setting_that_is_changed_is_named_with_both_values_and_the_reason() -> None:
+    config = RunConfig(trainer=TrainerConfig(steps=2, warmup_steps=10, tokens_per_microbatch=100))
+    microbatch, warmup = fit(config)
+    longest = config.data.max_prompt_tokens + config.rollout.max_completion_tokens
+    assert microbatch.startswith(f"trainer.tokens_per_microbatch=100 is raised to {longest}:")
+    assert warmup == "trainer.warmup_steps=10 is lowered to 7: the run has 8 optimizer steps"
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 3), (2, 7), (3, 10), (100, 10)])

@@ -41,7 +41,7 @@ RULES = (
     Rule(r"make run resume=", instead="test_a_run_is_resumed_as_the_page_says"),
     Rule(r"sbatch .*--wrap", instead="needs a cluster: an array of judges"),
     Rule(r"sbatch .*kestrel_256\.sh", instead="tests/launch/slurm/test_slurm.py"),
-    Rule(r"-m launch .*experiment=smollm2", instead="test_smollm2_learns_from_humaneval_and_mbpp_for_one_step"),
+    Rule(r"-m launch .*experiment=smollm2", instead="tests/test_real_model.py"),
     Rule(r"-m launch -m ", instead="tests/launch/report/test_sweep_runs.py and test_a_sweep_and_its_report"),
     Rule(r"-m launch\.report\.sweep", instead="test_a_sweep_and_its_report"),
     Rule(r"-m launch .*dry_run=true"),
@@ -50,7 +50,7 @@ RULES = (
     Rule(r"-m pytest", instead="it is one of the tests"),
     Rule(r"-m benchmarks|benchmarks/", instead="a benchmark takes minutes; tests/launch/test_command.py sees that it starts"),
     Rule(r"-m conf\.compose\.reference", instead="tests/conf/test_reference.py"),
-    Rule(r"-m rollout\.new_ledger", instead="tests/rollout/test_new_ledger.py: it changes the run"),
+    Rule(r"-m rollout\.ledger\.new_ledger", instead="it changes the run; tests/rollout/ledger/test_new_ledger.py"),
     Rule(r"-m reward\.readers", instead="tests/reward/readers"),
     Rule(r"-m trainer\.replay", instead="tests/trainer/test_replay.py"),
 )
@@ -129,9 +129,3 @@ def test_a_sweep_and_its_report(finished_run: Path, tmp_path: Path) -> None:
     job = ("experiment=debug", "trainer.steps=1", *SMALL, f"hydra.sweep.dir={sweep}", "rollout.max_staleness=0,1")
     run(python("launch", "-m", *job))
     assert "max_staleness" in run(python("launch.report.sweep", str(sweep)))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * DEADLINE_S)
-def test_smollm2_learns_from_humaneval_and_mbpp_for_one_step(tmp_path: Path) -> None:
-    run(python("launch", "experiment=smollm2", "trainer.steps=1", f"output={tmp_path}", "name=one"))
