@@ -115,10 +115,9 @@ class AssertsGrader:
 
     def _unit(self, index: int) -> str:
         """Why the unit does not pass, or nothing."""
-        used_s = self.usage.cpu_s + (self.candidate.cpu_s() if self.candidate is not None else 0.0)
-        if used_s >= self.task.cpu_limit_s:
-            self.broken = self.usage.timed_out = True
-            return f"the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up"
+        if reason := self.usage.used_up(running_cpu_s=self.candidate.cpu_s() if self.candidate is not None else 0.0):
+            self.broken = True
+            return reason
         if self.tests is None and (reason := self._load(self.task.tests[index:])):
             self.broken = True
             self._stop()

@@ -181,10 +181,9 @@ class CallsGrader:
                 retry_or_raise(error, self.usage)
 
     def _passes(self, index: int) -> bool:
-        used_s = self.usage.cpu_s + (self.job.cpu_s() if self.job is not None else 0.0)
-        if used_s >= self.task.cpu_limit_s:
-            self.broken = self.usage.timed_out = True
-            return self.usage.fail(f"test {index}: the completion's {self.task.cpu_limit_s:g} CPU-seconds were used up")
+        if reason := self.usage.used_up(running_cpu_s=self.job.cpu_s() if self.job is not None else 0.0):
+            self.broken = True
+            return self.usage.fail(f"test {index}: {reason}")
         if self.job is None and (reason := self._load(index)):
             self.broken = True
             return self.usage.fail(reason)

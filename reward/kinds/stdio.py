@@ -32,9 +32,8 @@ class StdioTask(CodeTask):
     def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
         passed = 0
         for index, test in enumerate(self.tests):
-            if usage.cpu_s >= self.cpu_limit_s:
-                usage.timed_out = True
-                usage.fail(f"test {index}: the completion's {self.cpu_limit_s:g} CPU-seconds were used up")
+            if reason := usage.used_up():
+                usage.fail(f"test {index}: {reason}")
                 break
             if reason := self._why_not(test, extracted, sandbox, usage):
                 usage.fail(f"test {index}: {reason}")

@@ -32,6 +32,22 @@ class Usage:
         self.reasons.append(reason)
         return False
 
+    def used_up(self, *, running_cpu_s: float = 0.0) -> str:
+        """Why the completion may run no further test, or nothing. A job that still runs has used `running_cpu_s`."""
+        if self.cpu_s + running_cpu_s >= self.cpu_limit_s:
+            reason = f"the completion's {self.cpu_limit_s:g} CPU-seconds were used up"
+        elif self.asleep_s >= 2 * self.may_sleep_s:
+            reason = f"the completion slept for {self.asleep_s:.3g} s in all"
+        else:
+            return ""
+        self.timed_out = True
+        return reason
+
+    @property
+    def may_sleep_s(self) -> float:
+        """How long one job may sleep; all jobs of the completion may sleep twice as long."""
+        return ASLEEP_SHARE * self.cpu_limit_s + ASLEEP_S
+
     def left_s(self) -> float:
         return max(MIN_CPU_S, self.cpu_limit_s - self.cpu_s)
 
@@ -45,10 +61,9 @@ class Usage:
 
     def allowance(self, test_cpu_limit_s: float, *, running_cpu_s: float = 0.0, answer_bytes: int = OUTPUT_BYTES) -> Allowance:
         """Of the next test, in a job that has used `running_cpu_s` so far."""
-        may_sleep_s = ASLEEP_SHARE * self.cpu_limit_s + ASLEEP_S
         return Allowance(
             cpu_s=min(test_cpu_limit_s, max(MIN_CPU_S, self.left_s() - running_cpu_s)),
-            asleep_s=max(MIN_CPU_S, min(may_sleep_s, 2 * may_sleep_s - self.asleep_s)),
+            asleep_s=max(MIN_CPU_S, min(self.may_sleep_s, 2 * self.may_sleep_s - self.asleep_s)),
             answer_bytes=answer_bytes,
         )
 
