@@ -12,7 +12,9 @@ code defines. Then it answers one request at a time:
 If it runs out of memory or stack, that is no exception that a test could expect: the process ends, and the judge sees it end.
 """
 
+import builtins
 import operator
+import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,12 +26,14 @@ from reward.jail import harness, shared_objects, transfer
 if TYPE_CHECKING:
     import asyncio
 
-CROSSING_EXCEPTIONS = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, Exception, FileNotFoundError, ImportError, IndexError, KeyError,
-    LookupError, ModuleNotFoundError, NameError, NotImplementedError, OSError, OverflowError, PermissionError, RuntimeError,
-    SystemExit, TimeoutError, TypeError, UnicodeError, ValueError, ZeroDivisionError,
-)  # fmt: skip
 FATAL = (MemoryError, RecursionError, KeyboardInterrupt, GeneratorExit)
+_STAY = (*FATAL, StopIteration, StopAsyncIteration, BaseExceptionGroup)
+CROSSING_EXCEPTIONS = tuple(
+    value
+    for value in vars(builtins).values()
+    if isinstance(value, type) and issubclass(value, Exception | SystemExit) and not issubclass(value, _STAY)
+)
+"""Python's own exceptions, which are the same in both jails."""
 PLAIN_BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
@@ -107,12 +111,7 @@ class CandidateObjects:
     def failure(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, shared_objects.Failed):
             return {"raise": {"callback": error.kestrel_number}}
-        classes = []
-        for cls in type(error).__mro__:
-            if cls in CROSSING_EXCEPTIONS:
-                classes.append([-1, cls.__name__])
-                break
-            classes.append([self.number(cls), cls.__name__])
+        classes = self.exception_classes(type(error))
         try:
             args = self.pack(error.args)
         except (TypeError, ValueError):
@@ -142,16 +141,25 @@ class CandidateObjects:
         body: dict[str, Any] = {"n": self.number(value), "classes": classes}
         if isinstance(value, type):
             body["name"] = value.__name__
-            body["bases"] = [self.wrap(base)["__ref__"] for base in value.__mro__[1:] if self.is_own_exception(base)]
-            body["exception"] = next((c.__name__ for c in value.__mro__ if c in CROSSING_EXCEPTIONS), "")
+            if issubclass(value, CROSSING_EXCEPTIONS):
+                body["exception"] = self.exception_classes(value)
         elif isinstance(value, PLAIN_BASES):
             body.update(name=type(value).__name__, data=self.pack(_plain_data(value)))
         elif isinstance(value, types.CoroutineType):
             body["coroutine"] = True
         return {"__ref__": body}
 
-    def is_own_exception(self, cls: type) -> bool:
-        return issubclass(cls, Exception) and cls not in CROSSING_EXCEPTIONS
+    def exception_classes(self, kind: type) -> list[list[Any]]:
+        """An exception's class and its bases, up to one of Python's own. A class of the library is named once more, with its
+        module: the tests may know it."""
+        classes: list[list[Any]] = []
+        for cls in kind.__mro__:
+            if cls in CROSSING_EXCEPTIONS:
+                return [*classes, [-1, cls.__name__]]
+            classes.append([self.number(cls), cls.__name__])
+            if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls:
+                classes.append([-1, f"{cls.__module__}.{cls.__name__}"])
+        return classes
 
     def unpack(self, data: Any) -> Any:
         return transfer.unpack(data, self.resolve)

@@ -278,9 +278,11 @@ class Link:
 
     def exception_class(self, chain: list[tuple[int, str]]) -> type[BaseException]:
         """A class of this side for an exception of the candidate's: the same for the same, whatever name it goes by."""
+        if not chain:
+            return Exception
         number, name = chain[0]
-        if number < 0 or len(chain) == 1:
-            return _BUILTIN.get(name, Exception)
+        if number < 0:
+            return _BUILTIN.get(name) or _of_library(name) or self.exception_class(chain[1:])
         if number not in self.exceptions:
             base = self.exception_class(chain[1:])
             self.exceptions[number] = type(name, (base,), {"__init__": _any_arguments, "__getattr__": _of_candidate})
@@ -318,10 +320,8 @@ class Link:
             if tag == "__fn__":
                 return self.ours[body]
             number, classes = int(body["n"]), [int(cls) for cls in body["classes"]]
-            if builtin := body.get("exception"):
-                own = (number, str(body["name"]))
-                chain = [own, *((int(base["n"]), str(base["name"])) for base in body["bases"]), (-1, str(builtin))]
-                return self.exception_class(chain)
+            if chain := body.get("exception"):
+                return self.exception_class([(int(number), str(name)) for number, name in chain])
         except (LookupError, TypeError, ValueError, AttributeError):
             raise codec.CodecError("a reference to nothing") from None
         if number not in self.proxies:
@@ -376,6 +376,16 @@ def _statement_at(line: int) -> ast.stmt:
     found = ast.parse("".join(linecache.getlines(harness.TESTS)))
     holding = [node for node in ast.walk(found) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)]
     return min(holding, key=lambda node: (node.end_lineno or 0) - node.lineno)
+
+
+def _of_library(name: str) -> type[BaseException] | None:
+    """An exception of a module of the standard library that the tests have loaded; none that changes how tests are run."""
+    module, _, cls = name.rpartition(".")
+    package = module.partition(".")[0]
+    if package not in sys.stdlib_module_names or package in ("builtins", "unittest", "doctest"):
+        return None
+    found = getattr(sys.modules.get(module), cls, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 def _any_arguments(self: BaseException, *args: object, **kwargs: object) -> None:
