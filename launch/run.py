@@ -15,7 +15,7 @@ from launch.doctor.examine import check_before_start, check_inputs, input_failur
 from launch.placement.placement import Node, ProcessSpec, describe, place, trainer_ranks
 from launch.placement.port_claims import PortClaims
 from launch.placement.ports import choose_base_port
-from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules, Start
+from launch.processes.lifecycle import Lifecycle, RestartRules, RunEnd, RunOutcome, Start
 from launch.processes.logs import TRAINER_FAILURE
 from launch.processes.prepare import RECIPES, prepare
 from launch.processes.run_dir import check_run_dir, locked_run_dir
@@ -69,7 +69,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
             finally:
                 _report(run_dir, progress.say)
         _conclude(end, config, run_dir, allocation.job, progress.say, began_at=began_at)
-    if end.outcome is Outcome.DONE:
+    if end.outcome is RunOutcome.DONE:
         progress.say(summary(run_dir, time.monotonic() - started_s))
     return outcome(read_metrics(run_dir))
 
@@ -112,7 +112,7 @@ def _report(run_dir: Path, say: Callable[[str], None]) -> None:
         say(f"warning: the run has no report: {error}")
 
 
-def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, progress: Progress, signals: Signals) -> End:
+def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, progress: Progress, signals: Signals) -> RunEnd:
     recoveries = Recoveries(run_dir, progress.say)
 
     def tick() -> None:
@@ -136,7 +136,7 @@ def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, pro
 
 
 def _conclude(
-    end: End, config: RunConfig, run_dir: Path, job: SlurmJob | None, say: Callable[[str], None], *, began_at: int
+    end: RunEnd, config: RunConfig, run_dir: Path, job: SlurmJob | None, say: Callable[[str], None], *, began_at: int
 ) -> None:
     """What follows from a run's end: a job that is not done is requeued. Raises RunFailed, Interrupted.
 
@@ -145,27 +145,27 @@ def _conclude(
     newest = newest_checkpoint(run_dir)
     how_to_resume = _how_to_resume(run_dir, newest, in_job=job is not None)
     match end.outcome:
-        case Outcome.INTERRUPTED:
+        case RunOutcome.INTERRUPTED:
             say(f"interrupted; {how_to_resume}")
             raise Interrupted
-        case Outcome.SAVED if job is not None and newest <= began_at:
+        case RunOutcome.SAVED if job is not None and newest <= began_at:
             raise RunFailed(
                 f"the job was told to save before it had a step more than version {newest}, so starting it again would not help: "
                 f"its --time is too short, or saving fails (logs/trainer-0.log). {end.why}\n{how_to_resume}"
             )
-        case Outcome.SAVED | Outcome.TOO_FEW_NODES if job is not None and job.restarts < config.cluster.requeues:
+        case RunOutcome.SAVED | RunOutcome.TOO_FEW_NODES if job is not None and job.restarts < config.cluster.requeues:
             start = f"version {newest}" if newest else "the beginning: it has no checkpoint yet"
             say(f"the job asks to be requeued, to go on from {start}. {end.why}".rstrip())
             try:
                 requeue(job)
             except SlurmError as error:
                 raise RunFailed(f"{error}\n{how_to_resume}") from error
-        case Outcome.SAVED if job is None:
+        case RunOutcome.SAVED if job is None:
             say(f"saved version {newest}; {how_to_resume}" if newest else how_to_resume)
-        case Outcome.SAVED | Outcome.TOO_FEW_NODES:
+        case RunOutcome.SAVED | RunOutcome.TOO_FEW_NODES:
             times = config.cluster.requeues
             raise RunFailed(f"the job was requeued {times} times (cluster.requeues). {end.why}\n{how_to_resume}")
-        case Outcome.FAILED:
+        case RunOutcome.FAILED:
             raise RunFailed(f"{end.why}\n{how_to_resume}")
 
 
@@ -175,9 +175,9 @@ def _how_to_resume(run_dir: Path, newest: int, *, in_job: bool) -> str:
     return f"{'go on from the last checkpoint' if newest else 'it has no checkpoint yet; begin it again'} with: {command}"
 
 
-def rules(config: RunConfig) -> Rules:
+def rules(config: RunConfig) -> RestartRules:
     cluster = config.cluster
-    return Rules(
+    return RestartRules(
         worker_restarts=cluster.worker_restarts,
         trainer_restarts=cluster.trainer_restarts,
         steps=config.trainer.steps,

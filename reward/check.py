@@ -61,7 +61,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graded:
+class GradedCompletion:
     where: str
     verdict: Verdict | None  # None: the sandbox failed
     reason: str  # empty where nothing failed
@@ -114,7 +114,9 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], 
     return problems, refused
 
 
-def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None) -> Iterator[Graded]:
+def grade_all(
+    attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
+) -> Iterator[GradedCompletion]:
     """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
     local = threading.local()
     sandboxes: list[Sandbox] = []
@@ -123,15 +125,15 @@ def grade_all(attempts: Sequence[Attempt], slots: int, figures: Figures, setting
         local.sandbox = Sandbox(settings).__enter__()
         sandboxes.append(local.sandbox)
 
-    def one(attempt: Attempt) -> Graded:
+    def one(attempt: Attempt) -> GradedCompletion:
         try:
             verdict = grade(attempt.task, attempt.completion, prefill=attempt.prefill, sandbox=local.sandbox)
         except SandboxUnavailable:
             raise
         except SandboxError as error:
-            return Graded(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
+            return GradedCompletion(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
         figures.add(verdict)
-        return Graded(where=attempt.where, verdict=verdict, reason=verdict.reason)
+        return GradedCompletion(where=attempt.where, verdict=verdict, reason=verdict.reason)
 
     with Sandbox(settings):  # refuses with the reason before a pool of threads would
         pass
@@ -190,7 +192,7 @@ def _text(line: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _table(problems: int, refused: int, graded: list[Graded], failed: int, figures: Figures, wall_s: float) -> Table:
+def _table(problems: int, refused: int, graded: list[GradedCompletion], failed: int, figures: Figures, wall_s: float) -> Table:
     table = Table(show_header=False)
     table.add_row("problems", f"{problems + refused}, of which {refused} refused")
     table.add_row("graded", f"{len(graded)} in {wall_s:.1f} s, {len(graded) / max(wall_s, 1e-9):.1f}/s")

@@ -45,7 +45,7 @@ LETTERS = tuple("abcdest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ProblemRule:
     """One operation in words and in code. In `code`, {v} is the operand, {t} the operand in parentheses if it needs them, and
     {k} the constant. `loose`: the code itself needs parentheses when it becomes an operand."""
 
@@ -56,54 +56,54 @@ class Rule:
 
 
 CONDITIONS = {
-    "even": Rule(say="even", code="{t} % 2 == 0"),
-    "odd": Rule(say="odd", code="{t} % 2 == 1"),
-    "positive": Rule(say="positive", code="{t} > 0"),
-    "negative": Rule(say="negative", code="{t} < 0"),
-    "above": Rule(say="above {k}", code="{t} > {k}", constants=SMALL),
-    "below": Rule(say="below {k}", code="{t} < {k}", constants=SMALL),
-    "divisible": Rule(say="divisible by {k}", code="{t} % {k} == 0", constants=SMALL[1:]),
+    "even": ProblemRule(say="even", code="{t} % 2 == 0"),
+    "odd": ProblemRule(say="odd", code="{t} % 2 == 1"),
+    "positive": ProblemRule(say="positive", code="{t} > 0"),
+    "negative": ProblemRule(say="negative", code="{t} < 0"),
+    "above": ProblemRule(say="above {k}", code="{t} > {k}", constants=SMALL),
+    "below": ProblemRule(say="below {k}", code="{t} < {k}", constants=SMALL),
+    "divisible": ProblemRule(say="divisible by {k}", code="{t} % {k} == 0", constants=SMALL[1:]),
 }
 
 INT_STEPS = {
-    "add": Rule(say="add {k}", code="{t} + {k}", constants=SMALL, loose=True),
-    "subtract": Rule(say="subtract {k}", code="{t} - {k}", constants=SMALL, loose=True),
-    "multiply": Rule(say="multiply by {k}", code="{t} * {k}", constants=SMALL, loose=True),
-    "divide": Rule(say="divide by {k}", code="{t} // {k}", constants=SMALL, loose=True),
-    "remainder": Rule(say="remainder by {k}", code="{t} % {k}", constants=SMALL, loose=True),
-    "square": Rule(say="square", code="{t} ** 2", loose=True),
-    "negate": Rule(say="negate", code="-{t}", loose=True),
-    "absolute": Rule(say="absolute value", code="abs({v})"),
-    "at_least": Rule(say="at least {k}", code="max({v}, {k})", constants=SMALL),
-    "at_most": Rule(say="at most {k}", code="min({v}, {k})", constants=SMALL),
+    "add": ProblemRule(say="add {k}", code="{t} + {k}", constants=SMALL, loose=True),
+    "subtract": ProblemRule(say="subtract {k}", code="{t} - {k}", constants=SMALL, loose=True),
+    "multiply": ProblemRule(say="multiply by {k}", code="{t} * {k}", constants=SMALL, loose=True),
+    "divide": ProblemRule(say="divide by {k}", code="{t} // {k}", constants=SMALL, loose=True),
+    "remainder": ProblemRule(say="remainder by {k}", code="{t} % {k}", constants=SMALL, loose=True),
+    "square": ProblemRule(say="square", code="{t} ** 2", loose=True),
+    "negate": ProblemRule(say="negate", code="-{t}", loose=True),
+    "absolute": ProblemRule(say="absolute value", code="abs({v})"),
+    "at_least": ProblemRule(say="at least {k}", code="max({v}, {k})", constants=SMALL),
+    "at_most": ProblemRule(say="at most {k}", code="min({v}, {k})", constants=SMALL),
 }
 
 REDUCTIONS = {
-    "sum": Rule(say="sum", code="sum({v})"),
-    "count": Rule(say="count", code="len({v})"),
-    "largest": Rule(say="largest or 0", code="max({v}, default=0)"),
-    "smallest": Rule(say="smallest or 0", code="min({v}, default=0)"),
-    "sort": Rule(say="sort", code="sorted({v})"),
-    "reverse_list": Rule(say="reverse", code="{v}[::-1]"),
+    "sum": ProblemRule(say="sum", code="sum({v})"),
+    "count": ProblemRule(say="count", code="len({v})"),
+    "largest": ProblemRule(say="largest or 0", code="max({v}, default=0)"),
+    "smallest": ProblemRule(say="smallest or 0", code="min({v}, default=0)"),
+    "sort": ProblemRule(say="sort", code="sorted({v})"),
+    "reverse_list": ProblemRule(say="reverse", code="{v}[::-1]"),
 }
 
 STRING_STEPS = {
-    "upper": Rule(say="upper case", code="{t}.upper()"),
-    "lower": Rule(say="lower case", code="{t}.lower()"),
-    "reverse": Rule(say="reverse", code="{t}[::-1]"),
-    "first": Rule(say="first {k} letters", code="{t}[:{k}]", constants=SMALL),
-    "last": Rule(say="last {k} letters", code="{t}[-{k}:]", constants=SMALL),
-    "drop_first": Rule(say="drop first {k} letters", code="{t}[{k}:]", constants=SMALL),
-    "drop_last": Rule(say="drop last {k} letters", code="{t}[:-{k}]", constants=SMALL),
-    "repeat": Rule(say="repeat {k} times", code="{t} * {k}", constants=SMALL[:4], loose=True),
-    "append": Rule(say='append "{k}"', code='{t} + "{k}"', constants=LETTERS, loose=True),
-    "prepend": Rule(say='prepend "{k}"', code='"{k}" + {t}', constants=LETTERS, loose=True),
-    "remove": Rule(say='remove "{k}"', code='{t}.replace("{k}", "")', constants=LETTERS),
+    "upper": ProblemRule(say="upper case", code="{t}.upper()"),
+    "lower": ProblemRule(say="lower case", code="{t}.lower()"),
+    "reverse": ProblemRule(say="reverse", code="{t}[::-1]"),
+    "first": ProblemRule(say="first {k} letters", code="{t}[:{k}]", constants=SMALL),
+    "last": ProblemRule(say="last {k} letters", code="{t}[-{k}:]", constants=SMALL),
+    "drop_first": ProblemRule(say="drop first {k} letters", code="{t}[{k}:]", constants=SMALL),
+    "drop_last": ProblemRule(say="drop last {k} letters", code="{t}[:-{k}]", constants=SMALL),
+    "repeat": ProblemRule(say="repeat {k} times", code="{t} * {k}", constants=SMALL[:4], loose=True),
+    "append": ProblemRule(say='append "{k}"', code='{t} + "{k}"', constants=LETTERS, loose=True),
+    "prepend": ProblemRule(say='prepend "{k}"', code='"{k}" + {t}', constants=LETTERS, loose=True),
+    "remove": ProblemRule(say='remove "{k}"', code='{t}.replace("{k}", "")', constants=LETTERS),
 }
 
 STRING_ENDS = {
-    "length": Rule(say="length", code="len({v})"),
-    "count_letter": Rule(say='count "{k}"', code='{t}.count("{k}")', constants=LETTERS),
+    "length": ProblemRule(say="length", code="len({v})"),
+    "count_letter": ProblemRule(say='count "{k}"', code='{t}.count("{k}")', constants=LETTERS),
 }
 
 TABLES = (CONDITIONS, INT_STEPS, REDUCTIONS, STRING_STEPS, STRING_ENDS)
@@ -126,11 +126,11 @@ class Step:
     constant: int | str | None = None
 
     @property
-    def table(self) -> dict[str, Rule]:
+    def table(self) -> dict[str, ProblemRule]:
         return next(table for table in TABLES if self.name in table)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ProblemRule:
         return self.table[self.name]
 
     def say(self) -> str:
@@ -197,7 +197,7 @@ def one_liner(spec: Spec) -> Lines:
 
 
 def _list_parts(spec: Spec) -> tuple[Step | None, Step | None, Step | None]:
-    def find(table: dict[str, Rule]) -> Step | None:
+    def find(table: dict[str, ProblemRule]) -> Step | None:
         return next((step for step in spec.steps if step.table is table), None)
 
     return find(CONDITIONS), find(INT_STEPS), find(REDUCTIONS)
@@ -257,7 +257,7 @@ def solution(spec: Spec) -> str:
 # Drawing specifications, mutations and inputs
 
 
-def draw_step(rng: random.Random, table: dict[str, Rule]) -> Step:
+def draw_step(rng: random.Random, table: dict[str, ProblemRule]) -> Step:
     name = rng.choice(sorted(table))
     constants = table[name].constants
     return Step(name=name, constant=rng.choice(constants) if constants else None)

@@ -27,7 +27,7 @@ from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, layout_of
 from rollout import checkpoint_files
 from rollout.ledger import past_batches
-from rollout.ledger.past_batches import RecordError
+from rollout.ledger.past_batches import NoSuchBatch
 from rollout.ledger.records import Batch
 from trainer import process_groups
 from trainer.learn.balance import PackingError
@@ -83,14 +83,14 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ReplayPlan:
     checkpoint: str  # "": the model's folder
     version: int  # of its weights
     batches: Sequence[int]  # to train on, as the ledger counts: batch s goes from version s to s + 1
 
 
-def plan(replay: Replay) -> Plan:
-    """The checkpoint to load and the batches to train on. Raises ReplayError, RecordError."""
+def plan(replay: Replay) -> ReplayPlan:
+    """The checkpoint to load and the batches to train on. Raises ReplayError, NoSuchBatch."""
     wanted = replay.step - 1
     older = [found for found in checkpoint_files.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
     version, path = older[-1] if older else (0, "")
@@ -104,7 +104,7 @@ def plan(replay: Replay) -> Plan:
             "before the oldest kept checkpoint is forgotten (trainer.checkpoints_kept keeps more)"
             + ("" if wanted not in there else "; catch_up=false trains on this batch alone, from older weights")
         )
-    return Plan(checkpoint=str(path), version=version, batches=batches)
+    return ReplayPlan(checkpoint=str(path), version=version, batches=batches)
 
 
 def run_rank(replay: Replay) -> None:
@@ -113,7 +113,7 @@ def run_rank(replay: Replay) -> None:
     trainer = config.trainer
     mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
     control = Control(timeout_s=trainer.collective_s)
-    todo = control.share(Plan, lambda: plan(replay))
+    todo = control.share(ReplayPlan, lambda: plan(replay))
     policy = load_policy(config, mesh, replay.run_dir)
     if config.algo.kl_coef > 0:
         policy.remember_reference()
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_ranks(replay, arguments)
     except LeaderFailed:  # rank 0 prints the reason
         return 1
-    except (ConfigError, ModelError, PackingError, RecordError, ReplayError, TrainingError) as error:
+    except (ConfigError, ModelError, PackingError, NoSuchBatch, ReplayError, TrainingError) as error:
         print(f"replay: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

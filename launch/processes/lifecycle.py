@@ -36,7 +36,7 @@ REPEAT_SAVE_S = 10.0
 ENDING_S = 60.0  # the time that is kept after the save, to end all processes and to requeue the job
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     DONE = "done"
     SAVED = "saved"  # not done, but a checkpoint was written as asked
     TOO_FEW_NODES = "too few nodes"
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exit:
+class ProcessExit:
     """How a process ended."""
 
     code: int  # as in subprocess: -9 means killed by SIGKILL
@@ -59,7 +59,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
+class StopProcess:
     """Kills the process."""
 
     name: str
@@ -76,18 +76,18 @@ class Say:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class End:
+class RunEnd:
     """The run is over. Every process that still runs must be ended."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     why: str = ""
 
 
-Action = Start | Stop | RequestSave | Say | End
+Action = Start | StopProcess | RequestSave | Say | RunEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
+class RestartRules:
     worker_restarts: int  # for each restartable process
     trainer_restarts: int  # in a row without a new checkpoint; a restart because of a lost node does not count
     steps: int  # of the whole run
@@ -121,7 +121,7 @@ class _Tracked:
 @dataclass(slots=True)
 class _TrainerFailure:
     at_s: float
-    exit: Exit | None  # None: a node was lost
+    exit: ProcessExit | None  # None: a node was lost
     because_of_node: bool = False
     counted: bool = False  # as a restart: once for each failure, however long the restart takes
 
@@ -129,7 +129,7 @@ class _TrainerFailure:
 class Lifecycle:
     """One run. Every method that takes `now` (in seconds, from any origin) returns actions in the order to take them."""
 
-    def __init__(self, place: Callable[[frozenset[str]], Sequence[ProcessSpec]], rules: Rules) -> None:
+    def __init__(self, place: Callable[[frozenset[str]], Sequence[ProcessSpec]], rules: RestartRules) -> None:
         self._place, self._rules = place, rules
         self._lost_nodes: frozenset[str] = frozenset()
         self._tracked = {p.name: _Tracked(process=p) for p in place(self._lost_nodes)}
@@ -151,7 +151,7 @@ class Lifecycle:
     def begin(self, now: float) -> list[Action]:
         return self._start_due(now)
 
-    def exited(self, name: str, exit: Exit, now: float) -> list[Action]:
+    def exited(self, name: str, exit: ProcessExit, now: float) -> list[Action]:
         """A process that was started has ended."""
         if (removed := self._removed.pop(name, None)) is not None:
             removed.running = False
@@ -209,7 +209,7 @@ class Lifecycle:
         return [Say(text=f"the trainer is asked to save and to end within {self._save_s:.0f} s"), *self._request_save(now)]
 
     def interrupt(self) -> list[Action]:
-        return self._over(Outcome.INTERRUPTED)
+        return self._over(RunOutcome.INTERRUPTED)
 
     def tick(self, now: float, heartbeat_s: float) -> list[Action]:
         """Time has passed. `heartbeat_s`: every node that is not lost has sent a heartbeat after this time."""
@@ -219,7 +219,7 @@ class Lifecycle:
             case Phase.CLOSING:
                 return self._closing(now)
             case Phase.SAVING if now > self._deadline_s:
-                return self._over(Outcome.SAVED, f"the trainer did not save within {self._save_s:.0f} s")
+                return self._over(RunOutcome.SAVED, f"the trainer did not save within {self._save_s:.0f} s")
             case Phase.SAVING if now >= self._repeat_save_at_s:
                 return self._start_due(now) + self._request_save(now)
             case Phase.RUNNING | Phase.SAVING:
@@ -236,17 +236,17 @@ class Lifecycle:
     def _trainers(self) -> list[_Tracked]:
         return [tracked for tracked in self._tracked.values() if tracked.process.role == "trainer"]
 
-    def _trainer_exited(self, trainer: _Tracked, exit: Exit, now: float) -> list[Action]:
+    def _trainer_exited(self, trainer: _Tracked, exit: ProcessExit, now: float) -> list[Action]:
         if exit.code == 0:
             trainer.finished = True
             if not all(other.finished for other in self._trainers()):
                 return []
             if self.phase is Phase.SAVING and self._version < self._rules.steps:
-                return self._over(Outcome.SAVED)
+                return self._over(RunOutcome.SAVED)
             self.phase, self._deadline_s = Phase.CLOSING, now + self._rules.closing_s
             return []
         if self.phase is Phase.SAVING:
-            return self._over(Outcome.SAVED, f"the last checkpoint is an older one: {exit.description}\n{exit.log_tail}")
+            return self._over(RunOutcome.SAVED, f"the last checkpoint is an older one: {exit.description}\n{exit.log_tail}")
         return self._restart_trainer(_TrainerFailure(at_s=now, exit=exit))
 
     def _restart_trainer(self, failure: _TrainerFailure) -> list[Action]:
@@ -257,7 +257,7 @@ class Lifecycle:
             self._failure.because_of_node = self._failure.because_of_node or failure.because_of_node
             self._failure.at_s = failure.at_s if failure.because_of_node else self._failure.at_s
         if self.phase is Phase.SAVING:
-            return self._over(Outcome.SAVED, "the trainer was lost while it saved")
+            return self._over(RunOutcome.SAVED, "the trainer was lost while it saved")
         self.phase = Phase.RESTARTING
         return [action for trainer in self._trainers() for action in self._stop(trainer)]
 
@@ -269,11 +269,11 @@ class Lifecycle:
             return []
         if failure.exit is not None and not failure.because_of_node and not failure.counted:
             if failure.exit.code == CANNOT_START or self._trainer_restarts >= self._rules.trainer_restarts:
-                return self._over(Outcome.FAILED, self._why_trainer_failed(failure.exit))
+                return self._over(RunOutcome.FAILED, self._why_trainer_failed(failure.exit))
             self._trainer_restarts += 1
             failure.counted = True
         if self._save_requested:
-            return self._over(Outcome.SAVED, "the trainer was being restarted")
+            return self._over(RunOutcome.SAVED, "the trainer was being restarted")
         actions = self._place_again(now)
         if self.phase is Phase.OVER or self._removed or any(t.stopping for t in self._tracked.values()):
             return actions  # a process that is still stopping may hold the GPUs that the trainer needs
@@ -289,7 +289,7 @@ class Lifecycle:
         start = f"the checkpoint of version {self._version}" if self._version else "the beginning: it has no checkpoint yet"
         return Say(text=f"the trainer starts again {why}, on {nodes}, from {start}")
 
-    def _why_trainer_failed(self, exit: Exit) -> str:
+    def _why_trainer_failed(self, exit: ProcessExit) -> str:
         text = f"{exit.description}. {exit.log_tail}"
         if self._rules.trainer_restarts == 0:
             return text
@@ -297,7 +297,7 @@ class Lifecycle:
 
     # The other processes.
 
-    def _worker_failed(self, worker: _Tracked, exit: Exit, now: float) -> list[Action]:
+    def _worker_failed(self, worker: _Tracked, exit: ProcessExit, now: float) -> list[Action]:
         """A process that was killed may well start again; one that fails soon after its start may not."""
         early = exit.code > 0 and exit.code != NOT_NOW and now - worker.started_s < EARLY_FAILURE_S
         worker.early_failures = worker.early_failures + 1 if early else 0
@@ -310,7 +310,7 @@ class Lifecycle:
             if self._fleet_runs_elsewhere(worker, now):
                 return self._give_up_node(worker.process.node, exit, now)
             after = "" if cannot_start else f"after {worker.restarts} restarts (cluster.worker_restarts): "
-            return self._over(Outcome.FAILED, f"{after}{exit.description}. {exit.log_tail}")
+            return self._over(RunOutcome.FAILED, f"{after}{exit.description}. {exit.log_tail}")
         delay_s = RESTART_DELAYS_S[min(worker.restarts, len(RESTART_DELAYS_S) - 1)]
         worker.due_s = now + delay_s
         worker.restarts += 1
@@ -325,7 +325,7 @@ class Lifecycle:
         others = [other for other in self._tracked.values() if other.process.role == role and other.process.node != here]
         return any(other.running and now - other.started_s >= EARLY_FAILURE_S for other in others)
 
-    def _give_up_node(self, node: str, exit: Exit, now: float) -> list[Action]:
+    def _give_up_node(self, node: str, exit: ProcessExit, now: float) -> list[Action]:
         self._lost_nodes |= {node}
         said = Say(text=f"{node} is given up, since the fleet runs on other nodes: {exit.description}. {exit.log_tail}")
         return [said, *(self._place_again(now) if self.phase is not Phase.RESTARTING else ())]
@@ -338,7 +338,7 @@ class Lifecycle:
         said: list[Action] = []
         if late:
             said.append(Say(text=f"{_names(late)} did not leave within {self._rules.closing_s:g} s and will be ended"))
-        return said + self._over(Outcome.DONE)
+        return said + self._over(RunOutcome.DONE)
 
     # All processes.
 
@@ -357,14 +357,14 @@ class Lifecycle:
         if not tracked.running or tracked.stopping:
             return []
         tracked.stopping = True
-        return [Stop(name=tracked.process.name)]
+        return [StopProcess(name=tracked.process.name)]
 
     def _place_again(self, now: float) -> list[Action]:
         """Changes to the placement without the lost nodes. A process that moves or is no longer placed is stopped."""
         try:
             placed = {process.name: process for process in self._place(self._lost_nodes)}
         except TooFewNodes as error:
-            return self._over(Outcome.TOO_FEW_NODES, str(error))
+            return self._over(RunOutcome.TOO_FEW_NODES, str(error))
         actions: list[Action] = []
         for name, tracked in list(self._tracked.items()):
             if placed.get(name) == tracked.process:
@@ -378,11 +378,11 @@ class Lifecycle:
         }
         return actions
 
-    def _over(self, outcome: Outcome, why: str = "") -> list[Action]:
+    def _over(self, outcome: RunOutcome, why: str = "") -> list[Action]:
         if self.phase is Phase.OVER:
             return []
         self.phase = Phase.OVER
-        return [End(outcome=outcome, why=why)]
+        return [RunEnd(outcome=outcome, why=why)]
 
 
 def _names(tracked: Sequence[_Tracked]) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from launch.processes.lifecycle import Exit
+from launch.processes.lifecycle import ProcessExit
 
 TAIL_LINES = 25
 READ_LINES = 200
@@ -47,7 +47,7 @@ def last_lines(log: Path, count: int = READ_LINES) -> list[str]:
     return lines[starts[-1] + 1 if starts else 0 :][-count:]
 
 
-def read_exit(name: str, code: int, log: Path) -> Exit:
+def read_exit(name: str, code: int, log: Path) -> ProcessExit:
     """Which process ended, how, and why. What torchrun reports after its worker has ended is left out."""
     lines = last_lines(log)
     failures = [(n, found) for n, line in enumerate(lines) if (found := TORCHRUN_FAILURE.search(line))]
@@ -59,7 +59,7 @@ def read_exit(name: str, code: int, log: Path) -> Exit:
     tail = f"The end of {log}:\n{_indented(lines)}"
     if code and name.startswith("trainer-") and (first := _first_failure(log.parent.parent / TRAINER_FAILURE)):
         tail = f"The first failure of the trainer, {_indented(first.splitlines()).lstrip()}\n{tail}"
-    return Exit(code=code, description=f"{who} {_how(code)}", log_tail=tail)
+    return ProcessExit(code=code, description=f"{who} {_how(code)}", log_tail=tail)
 
 
 def _first_failure(record: Path) -> str:

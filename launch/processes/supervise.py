@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from launch.placement.placement import ProcessSpec
-from launch.processes.lifecycle import Action, End, Exit, Lifecycle, Outcome, RequestSave, Say, Start, Stop
+from launch.processes.lifecycle import Action, Lifecycle, ProcessExit, RequestSave, RunEnd, RunOutcome, Say, Start, StopProcess
 
 TICK_S = 0.1
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,7 +37,7 @@ class Exited:
     """A process that the backend started has ended."""
 
     name: str
-    exit: Exit
+    exit: ProcessExit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,13 +126,13 @@ def supervise(
     tick: Callable[[], None] = lambda: None,
     newest_checkpoint: Callable[[], int] = lambda: 0,
     note: Callable[[object], None] = lambda what: None,
-) -> End:
+) -> RunEnd:
     """Runs to the end. A run that was asked to save before it began has nothing to save, and does not begin.
 
     `tick` is called ten times a second, `newest_checkpoint` returns a version, `note` receives every event and every action.
     """
     if signals.save_requested:
-        return End(outcome=Outcome.SAVED, why="The signal to save came before anything was started.")
+        return RunEnd(outcome=RunOutcome.SAVED, why="The signal to save came before anything was started.")
     with signals.deferred(), backend:
         loop = _Loop(
             lifecycle=lifecycle, backend=backend, say=say, tick=tick, newest_checkpoint=newest_checkpoint, note=note,
@@ -142,11 +142,11 @@ def supervise(
         answered = min(len(signals.end_requests), 1)  # a second signal may have come before the first was read
         backend.end_all(lambda: len(signals.end_requests) > answered)
         tick()
-    if signals.end_requests and end.outcome is not Outcome.DONE:
+    if signals.end_requests and end.outcome is not RunOutcome.DONE:
         # Who interrupts a run wants neither a requeue nor the next run of the sweep.
         if end.why:
             say(end.why)
-        return End(outcome=Outcome.INTERRUPTED)
+        return RunEnd(outcome=RunOutcome.INTERRUPTED)
     return end
 
 
@@ -160,7 +160,7 @@ class _Loop:
     note: Callable[[object], None]
     signals: Signals
 
-    def run(self) -> End:
+    def run(self) -> RunEnd:
         end = self._take(self.lifecycle.begin(time.monotonic()))
         save_requested = False
         while end is None:
@@ -188,18 +188,18 @@ class _Loop:
             return self.lifecycle.node_lost(event.node, event.why, now)
         return self.lifecycle.exited(event.name, event.exit, now)
 
-    def _take(self, actions: Sequence[Action]) -> End | None:
+    def _take(self, actions: Sequence[Action]) -> RunEnd | None:
         for action in actions:
             self.note(action)
             match action:
                 case Start(process=process):
                     self.backend.start(process)
-                case Stop(name=name):
+                case StopProcess(name=name):
                     self.backend.stop(name)
                 case RequestSave(name=name):
                     self.backend.request_save(name)
                 case Say(text=text):
                     self.say(text)
-                case End():
+                case RunEnd():
                     return action
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launch.processes.lifecycle import Start, Stop
+from launch.processes.lifecycle import Start, StopProcess
 from launch.processes.supervise import NodeLost
 from launch.report.metrics_file import METRICS_FILE, MetricsFile
 
@@ -66,7 +66,7 @@ class Recoveries:
         match what:
             case NodeLost(node=node, silent_s=silent_s):
                 self._loss = _Interruption(cause=f"the loss of {node}", began_s=now - silent_s, known_s=now)
-            case Stop(name=name) if name.startswith("trainer-") and self._stopped is None:
+            case StopProcess(name=name) if name.startswith("trainer-") and self._stopped is None:
                 self._stopped = _Interruption(cause="a failure of the trainer", began_s=now, known_s=now)
             case Start(process=process) if process.role == "trainer" and self._stopped is not None:
                 because_of_node = self._loss is not None and self._loss.known_s > self._stopped.known_s - SAME_EVENT_S

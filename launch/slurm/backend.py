@@ -16,7 +16,7 @@ from types import TracebackType
 
 from launch.placement.placement import ProcessSpec
 from launch.processes.child import kill_group, start_guarded
-from launch.processes.lifecycle import Exit
+from launch.processes.lifecycle import ProcessExit
 from launch.processes.logs import last_lines, open_log, read_exit
 from launch.processes.supervise import TICK_S, Exited, NodeLost
 from launch.slurm.job import SlurmJob, time_left_s
@@ -130,7 +130,7 @@ class SlurmBackend:
             end_step(self._watchdog)
             self._watchdog = None
 
-    def _exit_of(self, running: _Running, now: float) -> Exit | None:
+    def _exit_of(self, running: _Running, now: float) -> ProcessExit | None:
         """How a process ended; None while it runs, and while the reason is not known."""
         if not _has_ended(running, now):
             return None

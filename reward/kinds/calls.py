@@ -97,7 +97,7 @@ class NotData(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CallCheck:
     """One call and what its result has to be. `args` and `kwargs` are in their JSON form."""
 
     args: list[Any]
@@ -115,18 +115,18 @@ class Check:
         return codec.matches(data, expected, self.tolerance)
 
 
-Unit = Sequence[Check]
+Unit = Sequence[CallCheck]
 """Checks that pass together or not at all."""
 
 
 def of_call_test(test: CallTest, task: CallsTask) -> Unit:
     as_json = task.match == "json"
-    return (Check(args=test.args, kwargs=test.kwargs, says=test, tolerance=task.tolerance, as_json=as_json),)
+    return (CallCheck(args=test.args, kwargs=test.kwargs, says=test, tolerance=task.tolerance, as_json=as_json),)
 
 
 def of_claims(claims: Sequence[Claim]) -> Unit:
     return [
-        Check(args=codec.encode(claim.args), kwargs={k: codec.encode(v) for k, v in claim.kwargs.items()}, says=claim)
+        CallCheck(args=codec.encode(claim.args), kwargs={k: codec.encode(v) for k, v in claim.kwargs.items()}, says=claim)
         for claim in claims
     ]
 
@@ -205,7 +205,7 @@ class CallsGrader:
             return answer
         return str(answer.get("error", "the code did not load"))[:400] if "ok" not in answer else ""
 
-    def _why_not(self, check: Check) -> str:
+    def _why_not(self, check: CallCheck) -> str:
         """Why the next answer does not satisfy the check, or nothing."""
         is_there = self.job is not None and self.job.has_frame()
         answer = self._wait(answer_bytes=OUTPUT_BYTES if is_there else 2 * len(codec.dumps(check.says.expected)) + OUTPUT_BYTES)

@@ -22,7 +22,7 @@ from typing import Any
 
 from reward.jail.limits import SandboxError
 from reward.readers import contests, humaneval, lines, mbpp, verifiable
-from reward.readers.draft import Draft, ReadError, Refused, Summary
+from reward.readers.draft import Draft, ReadError, RowRefused, Summary
 from reward.readers.files import rows
 from reward.readers.verify import verify
 
@@ -57,7 +57,7 @@ def _drafts(arguments: argparse.Namespace, summary: Summary) -> Iterator[Draft]:
     for reader, where, row in _rows(arguments):
         try:
             yield reader(row)
-        except Refused as error:
+        except RowRefused as error:
             named = next((str(row[key]) for key in ("task_id", "id", "name", "question_id", "problem_id") if row.get(key)), "")
             summary.refuse(f"{where} ({named})" if named else where, error)
 

@@ -17,7 +17,7 @@ import zlib
 from typing import Any
 
 from reward.readers.contest_limits import contest_limits
-from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, Refused, as_json, text_of, user
+from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, RowRefused, as_json, text_of, user
 from reward.readers.pairs import calls_tasks, stdio_task
 
 SOLUTIONS = 3  # of a problem are tried at most
@@ -41,7 +41,7 @@ PYTHON3 = (3, "PYTHON3")  # in CodeContests
 def read_apps(row: dict[str, Any], at_most: int, *, name: str = "apps") -> Draft:
     tests = as_json(row.get("input_output"), "input_output")
     if not isinstance(tests, dict):
-        raise Refused("no `input_output`")
+        raise RowRefused("no `input_output`")
     starter, function = text_of(row, "starter_code", default=""), tests.get("fn_name")
     solutions = as_json(row.get("solutions") or [], "solutions")
     return Draft(
@@ -78,7 +78,7 @@ def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
     tests += _cases(row.get("private_test_cases"), "private_test_cases")
     kinds = {test.get("testtype", "stdin") for test in tests}
     if len(kinds) > 1:
-        raise Refused("tests of more than one kind")
+        raise RowRefused("tests of more than one kind")
     starter = text_of(row, "starter_code", default="")
     inputs, outputs = [test.get("input") for test in tests], [test.get("output") for test in tests]
     function = None
@@ -86,7 +86,7 @@ def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
         metadata = as_json(row.get("metadata") or {}, "metadata")
         function = metadata.get("func_name")
         if not function:
-            raise Refused("no name of the function")
+            raise RowRefused("no name of the function")
         inputs = [[as_json(line, "input") for line in str(text).split("\n") if line.strip()] for text in inputs]
         outputs = [as_json(text, "output") for text in outputs]
     return Draft(
@@ -100,7 +100,7 @@ def tasks_of(inputs: Any, outputs: Any, function: Any, starter: str, at_most: in
     if not function:
         return [stdio_task(inputs, outputs, at_most)]
     if not isinstance(function, str):
-        raise Refused("the name of the function is none", repr(function)[:80])
+        raise RowRefused("the name of the function is none", repr(function)[:80])
     if "class Solution" in starter and "." not in function:
         function = f"Solution.{function}"
     tasks = calls_tasks(function, inputs, outputs, at_most)
@@ -121,7 +121,7 @@ def _cases(value: Any, what: str) -> list[dict[str, Any]]:
         value = _unpacked(value, what)
     cases = as_json(value or [], what)
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise Refused(f"`{what}` is not a list of tests")
+        raise RowRefused(f"`{what}` is not a list of tests")
     return cases
 
 
@@ -133,4 +133,4 @@ def _unpacked(value: str, what: str) -> Any:
         found = [argument for _, argument, _ in pickletools.genops(packed) if isinstance(argument, str)]
         return json.loads(found[0])
     except (binascii.Error, zlib.error, ValueError, LookupError, RecursionError) as error:
-        raise Refused(f"`{what}` cannot be unpacked", str(error)[:80]) from None
+        raise RowRefused(f"`{what}` cannot be unpacked", str(error)[:80]) from None

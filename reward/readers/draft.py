@@ -15,7 +15,7 @@ class ReadError(ValueError):
     """A set that cannot be fetched or read."""
 
 
-class Refused(ValueError):
+class RowRefused(ValueError):
     """A problem that cannot be used. Problems are counted by reason; the detail is about this problem alone."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -52,7 +52,7 @@ class Summary:
     unverified: int = 0  # kept, without a solution or unchecked
     refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> which problems, with details
 
-    def refuse(self, which: str, error: Refused) -> None:
+    def refuse(self, which: str, error: RowRefused) -> None:
         detail = f" ({error.detail})" if error.detail else ""
         self.refused.setdefault(error.reason, []).append(printable(which + detail))
 
@@ -74,14 +74,14 @@ def user(*parts: str) -> list[dict[str, str]]:
 
 
 def text_of(row: dict[str, Any], *keys: str, default: str | None = None) -> str:
-    """The first of these fields that the row has. Raises Refused."""
+    """The first of these fields that the row has. Raises RowRefused."""
     for key in keys:
         if (value := row.get(key)) is not None:
             if not isinstance(value, str | int):
-                raise Refused(f"`{key}` is not text", repr(value)[:80])
+                raise RowRefused(f"`{key}` is not text", repr(value)[:80])
             return str(value)
     if default is None:
-        raise Refused(f"no `{'` or `'.join(keys)}`")
+        raise RowRefused(f"no `{'` or `'.join(keys)}`")
     return default
 
 
@@ -92,4 +92,4 @@ def as_json(value: Any, what: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"`{what}` is not JSON", str(error)[:80]) from None
+        raise RowRefused(f"`{what}` is not JSON", str(error)[:80]) from None

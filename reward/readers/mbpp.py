@@ -10,13 +10,13 @@ left out. Setup code that uses what the solution defines (`root = Node(1)`) is p
 import ast
 from typing import Any
 
-from reward.readers.draft import ASK_FUNCTION, Draft, Refused, text_of, user
+from reward.readers.draft import ASK_FUNCTION, Draft, RowRefused, text_of, user
 
 
 def read_mbpp(row: dict[str, Any]) -> Draft:
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-        raise Refused("`test_list` is not a list of assertions")
+        raise RowRefused("`test_list` is not a list of assertions")
     code = text_of(row, "code", default="")
     name = entry_point(tests, code)
     imports, setup = row.get("test_imports"), text_of(row, "test_setup_code", default="").strip()
@@ -41,7 +41,7 @@ def _names(code: str, *kinds: type[ast.AST]) -> set[str]:
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Refused("the setup code or the solution is not Python", str(error)) from None
+        raise RowRefused("the setup code or the solution is not Python", str(error)) from None
     return {getattr(node, "id", "") or getattr(node, "name", "") for node in nodes if isinstance(node, kinds)}
 
 
@@ -51,9 +51,9 @@ def entry_point(tests: list[str], code: str) -> str:
         defined = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
         nodes = list(ast.walk(ast.parse(tests[0])))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Refused("the tests or the solution are not Python", str(error)) from None
+        raise RowRefused("the tests or the solution are not Python", str(error)) from None
     called = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     named = [name for name in called if name in defined] or ([] if defined else called[-1:])
     if not named:
-        raise Refused("no test calls a function of the solution")
+        raise RowRefused("no test calls a function of the solution")
     return named[0]

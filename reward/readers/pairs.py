@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reward.jail import codec
-from reward.readers.draft import Refused
+from reward.readers.draft import RowRefused
 
 TOLERANCE = 1e-6  # where floats are expected
 _DECIMAL = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?![\w.])")
@@ -25,7 +25,7 @@ def calls_tasks(function: str, inputs: Sequence[Any], outputs: Sequence[Any], at
     all are such lists there are two readings."""
     _check_pairs(inputs, outputs)
     if not all(isinstance(arguments, list) for arguments in inputs):
-        raise Refused("the arguments of a call are not a list")
+        raise RowRefused("the arguments of a call are not a list")
     inputs, outputs = inputs[:at_most], outputs[:at_most]
     readings = [[output[0] for output in outputs]] if all(isinstance(o, list) and len(o) == 1 for o in outputs) else []
     return [_calls_task(function, inputs, reading) for reading in (*readings, list(outputs))]
@@ -39,11 +39,11 @@ def _calls_task(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) ->
 
 def _check_pairs(inputs: Any, outputs: Any) -> None:
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise Refused("inputs and outputs are not lists")
+        raise RowRefused("inputs and outputs are not lists")
     if not inputs:
-        raise Refused("no tests")
+        raise RowRefused("no tests")
     if len(inputs) != len(outputs):
-        raise Refused("not as many outputs as inputs", f"{len(inputs)} and {len(outputs)}")
+        raise RowRefused("not as many outputs as inputs", f"{len(inputs)} and {len(outputs)}")
 
 
 def _text(value: Any) -> str:
@@ -51,7 +51,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(_text(item) for item in value)
     if not isinstance(value, str | int | float):
-        raise Refused("an input or output is not text", repr(value)[:80])
+        raise RowRefused("an input or output is not text", repr(value)[:80])
     return str(value)
 
 

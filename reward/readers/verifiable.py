@@ -12,7 +12,7 @@ from typing import Any
 
 from reward.kinds.extract import blocks
 from reward.readers.contests import limited, tasks_of
-from reward.readers.draft import Draft, Refused, as_json, text_of, user
+from reward.readers.draft import Draft, RowRefused, as_json, text_of, user
 from reward.readers.mbpp import entry_point
 
 
@@ -26,7 +26,7 @@ def read_verifiable(row: dict[str, Any], at_most: int) -> Draft:
     elif isinstance(info, dict):
         tasks = limited(_tests_tasks(info, at_most), info, row)
     else:
-        raise Refused("what verifies an answer is not tests", repr(info)[:80])
+        raise RowRefused("what verifies an answer is not tests", repr(info)[:80])
     return Draft(
         id=text_of(row, "problem_id", "id", "task_id", default="") or _index(row),
         messages=_messages(row),
@@ -38,7 +38,7 @@ def read_verifiable(row: dict[str, Any], at_most: int) -> Draft:
 def _info(row: dict[str, Any]) -> Any:
     value = row.get("verification_info") or row.get("ground_truth") or (row.get("reward_model") or {}).get("ground_truth")
     if value is None:
-        raise Refused("neither `verification_info` nor `ground_truth`")
+        raise RowRefused("neither `verification_info` nor `ground_truth`")
     value = _object(value)
     if isinstance(value, dict) and "ground_truth" in value:
         value = _object(value["ground_truth"])
@@ -50,25 +50,25 @@ def _object(value: Any) -> Any:
         return value
     try:
         return as_json(value, "verification_info")
-    except Refused:
+    except RowRefused:
         try:
             return ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise Refused("what verifies an answer is neither JSON nor a literal", value[:80]) from None
+            raise RowRefused("what verifies an answer is neither JSON nor a literal", value[:80]) from None
 
 
 def _tests_tasks(info: dict[str, Any], at_most: int) -> list[dict[str, Any]]:
     language = info.get("language") or "python"
     if not str(language).lower().startswith("python"):
-        raise Refused("another language than Python", str(language))
+        raise RowRefused("another language than Python", str(language))
     inputs, outputs, function = info.get("inputs"), info.get("outputs"), info.get("fn_name")
     if (cases := info.get("test_cases")) is not None:
         if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-            raise Refused("`test_cases` is not a list of tests")
+            raise RowRefused("`test_cases` is not a list of tests")
         inputs, outputs = [case.get("input") for case in cases], [case.get("output") for case in cases]
         names = {case.get("fn_name") for case in cases if case.get("type") != "stdin_stdout"} - {None, ""}
         if len(names) > 1:
-            raise Refused("tests of more than one kind")
+            raise RowRefused("tests of more than one kind")
         function = next(iter(names), None)
         if function:
             inputs, outputs = ([as_json(value, "test_cases") for value in side] for side in (inputs, outputs))
@@ -77,7 +77,7 @@ def _tests_tasks(info: dict[str, Any], at_most: int) -> list[dict[str, Any]]:
 
 def _asserts_task(tests: list[Any], code: str) -> dict[str, Any]:
     if not tests or not all(isinstance(test, str) for test in tests):
-        raise Refused("`ground_truth` is not a list of assertions")
+        raise RowRefused("`ground_truth` is not a list of assertions")
     return {"kind": "asserts", "entry_point": entry_point(tests, code), "tests": tests}
 
 
@@ -91,5 +91,5 @@ def _messages(row: dict[str, Any]) -> list[dict[str, str]]:
 def _index(row: dict[str, Any]) -> str:
     extra = row.get("extra_info") or {}
     if not isinstance(extra, dict) or "index" not in extra:
-        raise Refused("no id")
+        raise RowRefused("no id")
     return "-".join(str(part) for part in (row.get("data_source"), extra.get("split"), extra["index"]) if part is not None)

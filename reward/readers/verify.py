@@ -10,7 +10,7 @@ from typing import Any
 
 from reward.check import Attempt, as_answer, grade_all
 from reward.judge_stats import Figures
-from reward.readers.draft import Draft, Refused, Summary
+from reward.readers.draft import Draft, RowRefused, Summary
 from reward.task import Defaults, Task, TaskError, parse_task
 
 NO_PASS = "no solution of its own passes"
@@ -24,17 +24,17 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
     parsed: dict[str, list[Task]] = {}
     for draft in drafts:
         if draft.id in parsed:
-            summary.refuse(draft.id, Refused("an id that another problem has"))
+            summary.refuse(draft.id, RowRefused("an id that another problem has"))
             continue
         try:
             json.dumps([draft.id, draft.messages, draft.fields, draft.prefill], ensure_ascii=False).encode()
             parsed[draft.id] = [parse_task(task, defaults=Defaults()) for task in draft.tasks]
         except UnicodeEncodeError as error:
             half = error.object[error.start : error.end].encode("unicode_escape").decode()
-            summary.refuse(draft.id, Refused("text that is not Unicode", f"half of a surrogate pair: {half[:20]}"))
+            summary.refuse(draft.id, RowRefused("text that is not Unicode", f"half of a surrogate pair: {half[:20]}"))
             continue
         except TaskError as error:
-            summary.refuse(draft.id, Refused("a task that cannot be graded", str(error)))
+            summary.refuse(draft.id, RowRefused("a task that cannot be graded", str(error)))
             continue
         lines[draft.id] = draft.line(draft.tasks[0], draft.solutions[0] if draft.solutions else None)
         if draft.solutions and run_solutions:
@@ -56,6 +56,6 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
                 continue
             else:
                 del lines[draft.id]
-                summary.refuse(draft.id, Refused(NO_PASS, graded.reason[:100]))
+                summary.refuse(draft.id, RowRefused(NO_PASS, graded.reason[:100]))
             del waiting[draft.id]
     return list(lines.values())

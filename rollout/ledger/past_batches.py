@@ -16,22 +16,22 @@ from rollout.ledger.records import Batch
 from rollout.ledger.rules import Rules
 
 
-class RecordError(RuntimeError):
+class NoSuchBatch(RuntimeError):
     """A batch that is not to be had; the message says why."""
 
 
 def steps(run_dir: Path, config: RunConfig) -> list[int]:
-    """The steps whose batches are there, in order; step s takes the weights from version s to s + 1. Raises RecordError."""
+    """The steps whose batches are there, in order; step s takes the weights from version s to s + 1. Raises NoSuchBatch."""
     with closing(_open(run_dir, config)) as journal:
         return sorted(change.step for change in _read(journal.read()) if isinstance(change, Taken))
 
 
 def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Batch]:
-    """The batches of these steps, in the order asked for. Raises RecordError."""
+    """The batches of these steps, in the order asked for. Raises NoSuchBatch."""
     with closing(_open(run_dir, config)) as journal:
         taken = {change.step: change for change in _read(journal.read()) if isinstance(change, Taken)}
         if missing := [step for step in wanted if step not in taken]:
-            raise RecordError(f"{journal.path} holds no batch of step {missing[0]}")
+            raise NoSuchBatch(f"{journal.path} holds no batch of step {missing[0]}")
         ledger = Ledger.replay(Rules.of(config), [taken[step] for step in wanted])
         for group in (index for step in wanted for index in ledger.unloaded(step)):
             ledger.load(group, _read(journal.group(group)))
@@ -41,15 +41,15 @@ def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Bat
 def _open(run_dir: Path, config: RunConfig) -> Journal:
     path = run_dir / "ledger.db"
     if not path.is_file():
-        raise RecordError(f"{path} is not there: this run has recorded no batch")
+        raise NoSuchBatch(f"{path} is not there: this run has recorded no batch")
     try:
         return Journal(path, Rules.of(config))
     except JournalError as error:
-        raise RecordError(f"{error}; a run can be read once its queue server has ended, or from a copy of its folder") from error
+        raise NoSuchBatch(f"{error}; a run can be read once its queue server has ended, or from a copy of its folder") from error
 
 
 def _read(changes: Iterator[Change]) -> Iterator[Change]:
     try:
         yield from changes
     except JournalError as error:
-        raise RecordError(str(error)) from error
+        raise NoSuchBatch(str(error)) from error

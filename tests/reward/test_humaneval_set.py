@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from reward.grade import grade
-from reward.readers.draft import Draft, Refused
+from reward.readers.draft import Draft, RowRefused
 from reward.readers.files import rows
 from reward.readers.humaneval import installed_humaneval, read_humaneval
 from reward.sandbox.sandbox import Sandbox
@@ -20,7 +20,7 @@ def drafts(*, as_asserts: bool) -> list[Draft]:
     for row in rows(installed_humaneval()):
         try:
             found.append(read_humaneval(row, as_asserts=as_asserts))
-        except Refused:
+        except RowRefused:
             assert not as_asserts
     return found
 

@@ -13,16 +13,16 @@ from launch.processes.lifecycle import (
     EARLY_FAILURE_S,
     RESTART_DELAYS_S,
     Action,
-    End,
-    Exit,
     Lifecycle,
-    Outcome,
     Phase,
+    ProcessExit,
     RequestSave,
-    Rules,
+    RestartRules,
+    RunEnd,
+    RunOutcome,
     Say,
     Start,
-    Stop,
+    StopProcess,
 )
 from rollout.exit_codes import CANNOT_START, NOT_NOW
 
@@ -33,14 +33,14 @@ CONFIG = RunConfig(
     rollout=RolloutConfig(engines=4),
     cluster=ClusterConfig(device="cpu"),
 )
-RULES = Rules(worker_restarts=3, trainer_restarts=1, steps=10, save_s=480.0)
-OK, KILLED = Exit(code=0, description="ended"), Exit(code=-9, description="was killed")
+RULES = RestartRules(worker_restarts=3, trainer_restarts=1, steps=10, save_s=480.0)
+OK, KILLED = ProcessExit(code=0, description="ended"), ProcessExit(code=-9, description="was killed")
 
 
 class World:
     """Nodes that a test controls: n0 and n1 train, n2 and n3 generate, the others are spare."""
 
-    def __init__(self, nodes: int = 5, rules: Rules = RULES, config: RunConfig = CONFIG) -> None:
+    def __init__(self, nodes: int = 5, rules: RestartRules = RULES, config: RunConfig = CONFIG) -> None:
         machines = [Node(name=f"n{n}", address=f"10.0.0.{n}") for n in range(nodes)]
         self.life = Lifecycle(lambda lost: place(config, Path("/run"), machines, 20_000, lost=lost), rules)
         self.now = 0.0
@@ -50,7 +50,7 @@ class World:
         self.lost: set[str] = set()
         self.said: list[str] = []
         self.told: list[str] = []
-        self.end: End | None = None
+        self.end: RunEnd | None = None
         self.do(self.life.begin(self.now))
 
     def do(self, actions: list[Action]) -> None:
@@ -61,17 +61,17 @@ class World:
                     assert process.name not in self.running, f"{process.name} is started twice"
                     assert process.node not in self.lost
                     self.running[process.name] = process
-                case Stop(name=name):
+                case StopProcess(name=name):
                     assert name in self.running
                     self.stopping.add(name)
                 case RequestSave(name=name):
                     self.told.append(name)
                 case Say(text=text):
                     self.said.append(text)
-                case End():
+                case RunEnd():
                     self.end = action
 
-    def ends(self, name: str, cause: Exit = KILLED) -> None:
+    def ends(self, name: str, cause: ProcessExit = KILLED) -> None:
         del self.running[name]
         self.stopping.discard(name)
         self.do(self.life.exited(name, cause, self.now))
@@ -112,7 +112,7 @@ def test_run_is_done_when_every_trainer_and_then_the_workers_have_ended() -> Non
         assert world.end is None
         world.ends(name, OK)
     world.ticks()
-    assert world.end == End(outcome=Outcome.DONE)
+    assert world.end == RunEnd(outcome=RunOutcome.DONE)
 
 
 @pytest.mark.parametrize("name", ["judge-0", "rollout-1"])
@@ -135,47 +135,49 @@ def test_failed_worker_is_restarted_alone_with_growing_delays() -> None:
         world.ticks(0.2)
         assert "judge-0" in world.running
     world.ends("judge-0")
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
     assert "cluster.worker_restarts" in world.end.why
 
 
 def test_process_that_fails_for_a_reason_that_may_pass_has_all_its_restarts() -> None:
     world = World()
     for _ in range(RULES.worker_restarts):
-        world.ends("queue-0", Exit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
+        world.ends(
+            "queue-0", ProcessExit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full")
+        )
         world.ticks(max(RESTART_DELAYS_S) + 1)
         assert "queue-0" in world.running
-    world.ends("queue-0", Exit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    world.ends("queue-0", ProcessExit(code=NOT_NOW, description="queue-0 ended with exit code 75", log_tail="the disk is full"))
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
     assert "cluster.worker_restarts" in world.end.why and "the disk is full" in world.end.why
 
 
 def test_node_on_which_the_fleet_cannot_start_is_replaced_by_a_spare_if_the_fleet_runs_on_other_nodes() -> None:
     world = World()
     world.ticks(EARLY_FAILURE_S + 1)
-    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2", log_tail="no GPU"))
+    world.ends("rollout-1", ProcessExit(code=CANNOT_START, description="rollout-1 ended with exit code 2", log_tail="no GPU"))
     world.ticks()
     assert sorted(world.nodes_of("rollout")) == ["n2", "n4"]
     assert "n3 is given up" in world.said[0] and "no GPU" in world.said[0]
-    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
+    world.ends("rollout-1", ProcessExit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     world.ticks()
     assert world.nodes_of("rollout") == ["n2"]
-    world.ends("rollout-0", Exit(code=CANNOT_START, description="rollout-0 ended with exit code 2"))
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    world.ends("rollout-0", ProcessExit(code=CANNOT_START, description="rollout-0 ended with exit code 2"))
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
 
 
 def test_queue_server_with_an_error_that_stays_is_not_restarted_and_says_why() -> None:
     world = World()
     why = "train.jsonl:7: problem 'a': the template refuses the system role"
-    world.ends("queue-0", Exit(code=CANNOT_START, description="queue-0 ended with exit code 2", log_tail=why))
+    world.ends("queue-0", ProcessExit(code=CANNOT_START, description="queue-0 ended with exit code 2", log_tail=why))
     assert world.said == []
-    assert world.end == End(outcome=Outcome.FAILED, why=f"queue-0 ended with exit code 2. {why}")
+    assert world.end == RunEnd(outcome=RunOutcome.FAILED, why=f"queue-0 ended with exit code 2. {why}")
 
 
 def test_fleet_that_cannot_start_anywhere_ends_the_run_at_once() -> None:
     world = World()
-    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    world.ends("rollout-1", ProcessExit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
 
 
 def test_lost_rollout_node_stops_no_process_on_other_nodes() -> None:
@@ -230,14 +232,14 @@ def test_run_with_too_few_nodes_left_ends_as_such() -> None:
             world.what_is_to_stop_ends()
             if world.end is None:
                 world.ticks()
-    assert world.end is not None and world.end.outcome is Outcome.TOO_FEW_NODES
+    assert world.end is not None and world.end.outcome is RunOutcome.TOO_FEW_NODES
     assert "of 4 nodes n1, n2 are lost" in world.end.why
 
 
 def test_trainer_failure_is_final_only_after_a_heartbeat_of_every_node() -> None:
     world = World(nodes=5, rules=replace(RULES, trainer_restarts=0))
     world.now = 10.0
-    world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
+    world.ends("trainer-0", ProcessExit(code=1, description="trainer-0 ended with exit code 1"))
     world.what_is_to_stop_ends()
     world.do(world.life.tick(11.0, heartbeat_s=9.0))
     assert world.end is None  # the node of the other trainer process may be lost
@@ -251,7 +253,7 @@ def test_restarts_of_the_trainer_without_a_new_checkpoint_are_bounded() -> None:
     world = World()
 
     def fails() -> None:
-        world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1", log_tail="boom"))
+        world.ends("trainer-0", ProcessExit(code=1, description="trainer-0 ended with exit code 1", log_tail="boom"))
         world.what_is_to_stop_ends()
         world.ticks()
 
@@ -262,7 +264,7 @@ def test_restarts_of_the_trainer_without_a_new_checkpoint_are_bounded() -> None:
     assert world.nodes_of("trainer") == ["n0", "n1"]
     assert "from the checkpoint of version 4" in world.said[-1]
     fails()
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
     assert (
         "1 restarts without a new checkpoint (cluster.trainer_restarts): trainer-0 ended with exit code 1. boom" in world.end.why
     )
@@ -271,9 +273,9 @@ def test_restarts_of_the_trainer_without_a_new_checkpoint_are_bounded() -> None:
 def test_failure_of_the_trainer_counts_once_however_long_the_restart_takes() -> None:
     world = World(config=replace(CONFIG, reward=RewardConfig(judges=2)))
     world.ticks(EARLY_FAILURE_S + 1)
-    world.ends("rollout-1", Exit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
+    world.ends("rollout-1", ProcessExit(code=CANNOT_START, description="rollout-1 ended with exit code 2"))
     assert world.stopping == {"judge-1"}  # on the node that is given up
-    world.ends("trainer-0", Exit(code=1, description="trainer-0 ended with exit code 1"))
+    world.ends("trainer-0", ProcessExit(code=1, description="trainer-0 ended with exit code 1"))
     world.ends("trainer-1")
     for _ in range(5):
         world.ticks()
@@ -285,14 +287,14 @@ def test_failure_of_the_trainer_counts_once_however_long_the_restart_takes() -> 
 
 def test_trainer_that_cannot_start_is_not_restarted() -> None:
     world = World()
-    world.ends("trainer-0", Exit(code=CANNOT_START, description="trainer-0 ended with exit code 2"))
+    world.ends("trainer-0", ProcessExit(code=CANNOT_START, description="trainer-0 ended with exit code 2"))
     world.what_is_to_stop_ends()
     world.ticks()
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
 
 
-@pytest.mark.parametrize(("version", "outcome"), [(7, Outcome.SAVED), (10, Outcome.DONE)])
-def test_run_that_is_asked_to_save_ends_when_the_trainer_has_saved(version: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("version", "outcome"), [(7, RunOutcome.SAVED), (10, RunOutcome.DONE)])
+def test_run_that_is_asked_to_save_ends_when_the_trainer_has_saved(version: int, outcome: RunOutcome) -> None:
     world = World()
     world.do(world.life.save(world.now))
     assert world.told == ["trainer-0", "trainer-1"]
@@ -309,7 +311,7 @@ def test_trainer_that_does_not_save_in_time_is_not_waited_for() -> None:
     world = World()
     world.do(world.life.save(world.now))
     world.ticks(RULES.save_s + 1)
-    assert world.end is not None and world.end.outcome is Outcome.SAVED
+    assert world.end is not None and world.end.outcome is RunOutcome.SAVED
 
 
 @pytest.mark.parametrize("lost", [["n2"], ["n2", "n3"]])
@@ -324,25 +326,25 @@ def test_fleet_that_is_lost_while_the_trainer_saves_does_not_end_the_save(lost: 
     world.life.checkpointed(7)
     world.ends("trainer-0", OK)
     world.ends("trainer-1", OK)
-    assert world.end is not None and world.end.outcome is Outcome.SAVED
+    assert world.end is not None and world.end.outcome is RunOutcome.SAVED
 
 
 @pytest.mark.parametrize("name", ["rollout-0", "judge-0", "queue-0"])
 def test_worker_that_cannot_start_while_the_trainer_saves_does_not_end_the_save(name: str) -> None:
     world = World(nodes=4)
     world.do(world.life.save(world.now))
-    world.ends(name, Exit(code=CANNOT_START, description=f"{name} ended with exit code 2"))
+    world.ends(name, ProcessExit(code=CANNOT_START, description=f"{name} ended with exit code 2"))
     world.ticks(EARLY_FAILURE_S)
     assert world.end is None and name not in world.running
     world.loses("n1")
-    assert world.end is not None and world.end.outcome is Outcome.SAVED
+    assert world.end is not None and world.end.outcome is RunOutcome.SAVED
 
 
 @pytest.mark.parametrize("code", [CANNOT_START, 1])
 @pytest.mark.parametrize("heard", [True, False])
 def test_request_to_save_does_not_hide_that_the_run_failed(code: int, heard: bool) -> None:
     world = World(rules=replace(RULES, trainer_restarts=0))
-    world.ends("trainer-0", Exit(code=code, description=f"trainer-0 ended with exit code {code}"))
+    world.ends("trainer-0", ProcessExit(code=code, description=f"trainer-0 ended with exit code {code}"))
     world.do(world.life.save(world.now))
     assert world.end is None
     if heard:
@@ -350,7 +352,7 @@ def test_request_to_save_does_not_hide_that_the_run_failed(code: int, heard: boo
         world.ticks()
     else:  # it is not known whether a node was the reason, and the time is over
         world.do(world.life.tick(world.now + RULES.save_s + 1, world.heard_s - 1))
-    assert world.end is not None and world.end.outcome is Outcome.FAILED
+    assert world.end is not None and world.end.outcome is RunOutcome.FAILED
 
 
 @pytest.mark.parametrize("for_node", [True, False])
@@ -364,7 +366,7 @@ def test_trainer_that_is_being_restarted_when_it_should_save_does_not_start(for_
     world.what_is_to_stop_ends()
     world.ticks()
     assert world.nodes_of("trainer") == []
-    assert world.end is not None and world.end.outcome is Outcome.SAVED
+    assert world.end is not None and world.end.outcome is RunOutcome.SAVED
 
 
 @pytest.mark.parametrize(("left_s", "save_s"), [(10_000.0, RULES.save_s), (300.0, 240.0), (60.0, 30.0)])
@@ -374,7 +376,7 @@ def test_save_has_no_more_time_than_the_job(left_s: float, save_s: float) -> Non
     world.ticks(save_s - 1)
     assert world.end is None
     world.ticks(2)
-    assert world.end is not None and world.end.outcome is Outcome.SAVED and f"within {save_s:.0f} s" in world.end.why
+    assert world.end is not None and world.end.outcome is RunOutcome.SAVED and f"within {save_s:.0f} s" in world.end.why
 
 
 EVENT = st.sampled_from(["crash", "stop", "node", "tick", "save", "progress"])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from launch.placement.placement import ProcessSpec, Restart
-from launch.processes.lifecycle import End, Lifecycle, Outcome, Rules
+from launch.processes.lifecycle import Lifecycle, RestartRules, RunEnd, RunOutcome
 from launch.processes.local import GRACE_S, LocalBackend
 from launch.processes.supervise import Exited, Signals, supervise
 from rollout.guard import guarded
@@ -32,11 +32,11 @@ def fake(role: str, code: str, restart: Restart = Restart.ON_FAILURE, n: int = 0
 
 
 def life_of(processes: list[ProcessSpec], *, restarts: int = 5, closing_s: float = 5.0, trainer_restarts: int = 0) -> Lifecycle:
-    rules = Rules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, save_s=480.0, closing_s=closing_s)
+    rules = RestartRules(worker_restarts=restarts, trainer_restarts=trainer_restarts, steps=1, save_s=480.0, closing_s=closing_s)
     return Lifecycle(lambda lost: processes, rules)
 
 
-def run(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> tuple[End, list[str]]:
+def run(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> tuple[RunEnd, list[str]]:
     said: list[str] = []
     with Signals() as signals:
         end = supervise(life_of(processes, **rules), LocalBackend(log_dir, grace_s=1.0), signals, said.append)  # type: ignore[arg-type]
@@ -46,13 +46,13 @@ def run(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> tuple[En
 def complete(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> list[str]:
     """The lines that were printed in a run that reached its end."""
     end, said = run(processes, log_dir, **rules)
-    assert end == End(outcome=Outcome.DONE)
+    assert end == RunEnd(outcome=RunOutcome.DONE)
     return said
 
 
 def failure(processes: list[ProcessSpec], log_dir: Path, **rules: float) -> str:
     end, _ = run(processes, log_dir, **rules)
-    assert end.outcome is Outcome.FAILED
+    assert end.outcome is RunOutcome.FAILED
     return end.why
 
 

@@ -9,11 +9,11 @@ from types import TracebackType
 import pytest
 
 from launch.placement.placement import ProcessSpec
-from launch.processes.lifecycle import Exit, Lifecycle, Outcome, Rules
+from launch.processes.lifecycle import Lifecycle, ProcessExit, RestartRules, RunOutcome
 from launch.processes.supervise import END_SIGNALS, Exited, Interrupted, NodeLost, Signals, supervise
 
 STEPS = 7
-RULES = Rules(worker_restarts=0, trainer_restarts=0, steps=STEPS, save_s=480.0)
+RULES = RestartRules(worker_restarts=0, trainer_restarts=0, steps=STEPS, save_s=480.0)
 
 
 class Backend:
@@ -34,7 +34,7 @@ class Backend:
     def stop(self, name: str) -> None: ...
 
     def request_save(self, name: str) -> None:
-        self._ended = [Exited(name=name, exit=Exit(code=0, description="ended"))]
+        self._ended = [Exited(name=name, exit=ProcessExit(code=0, description="ended"))]
 
     def events(self) -> Sequence[Exited | NodeLost]:
         ended, self._ended = self._ended, []
@@ -55,14 +55,14 @@ class Backend:
 @pytest.mark.parametrize(
     ("version", "while_ending", "outcome"),
     [
-        (STEPS - 1, lambda: None, Outcome.SAVED),
-        (STEPS - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.INTERRUPTED),  # it must not be requeued
-        (STEPS, lambda: None, Outcome.DONE),  # the last checkpoint and the exit came between two polls
-        (STEPS, lambda: os.kill(os.getpid(), signal.SIGTERM), Outcome.DONE),
+        (STEPS - 1, lambda: None, RunOutcome.SAVED),
+        (STEPS - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), RunOutcome.INTERRUPTED),  # it must not be requeued
+        (STEPS, lambda: None, RunOutcome.DONE),  # the last checkpoint and the exit came between two polls
+        (STEPS, lambda: os.kill(os.getpid(), signal.SIGTERM), RunOutcome.DONE),
     ],
 )
 def test_run_that_was_asked_to_save_reports_how_it_really_ended(
-    version: int, while_ending: Callable[[], None], outcome: Outcome
+    version: int, while_ending: Callable[[], None], outcome: RunOutcome
 ) -> None:
     trainer = ProcessSpec(role="trainer", name="trainer-0", node="n0", argv=("trainer",))
     life = Lifecycle(lambda lost: [trainer], RULES)
@@ -75,18 +75,18 @@ class FailingBackend(Backend):
     """Its trainer fails as soon as it is started."""
 
     def start(self, process: ProcessSpec) -> None:
-        self._ended = [Exited(name=process.name, exit=Exit(code=1, description=f"{process.name} ended with exit code 1"))]
+        self._ended = [Exited(name=process.name, exit=ProcessExit(code=1, description=f"{process.name} ended with exit code 1"))]
 
 
 @pytest.mark.parametrize(
     ("while_ending", "outcome", "said"),
     [
-        (lambda: None, Outcome.FAILED, []),
-        (lambda: os.kill(os.getpid(), signal.SIGINT), Outcome.INTERRUPTED, ["trainer-0 ended with exit code 1"]),
+        (lambda: None, RunOutcome.FAILED, []),
+        (lambda: os.kill(os.getpid(), signal.SIGINT), RunOutcome.INTERRUPTED, ["trainer-0 ended with exit code 1"]),
     ],
 )
 def test_interrupt_of_a_run_that_is_just_failing_counts_and_the_failure_is_shown(
-    while_ending: Callable[[], None], outcome: Outcome, said: list[str]
+    while_ending: Callable[[], None], outcome: RunOutcome, said: list[str]
 ) -> None:
     """A sweep ends with an interrupted job, and goes on after a failed one."""
     told: list[str] = []
@@ -103,7 +103,7 @@ def test_run_that_is_asked_to_save_while_it_is_prepared_starts_nothing() -> None
         with Signals() as signals:
             assert signals.save_requested
             end = supervise(Lifecycle(lambda lost: [], RULES), Backend(0, lambda: None), signals, print)
-        assert end.outcome is Outcome.SAVED
+        assert end.outcome is RunOutcome.SAVED
         assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

@@ -3,7 +3,7 @@ import time
 from pathlib import Path
 
 from launch.placement.placement import ProcessSpec
-from launch.processes.lifecycle import Start, Stop
+from launch.processes.lifecycle import Start, StopProcess
 from launch.processes.supervise import NodeLost
 from launch.report.recovery import Recoveries
 
@@ -27,7 +27,7 @@ def test_recovery_that_cannot_be_written_is_shown_and_the_run_goes_on(tmp_path: 
     said = list[str]()
     (tmp_path / "recoveries.jsonl").mkdir()
     recoveries = Recoveries(tmp_path, said.append, Clock())
-    recoveries.note(Stop(name="trainer-0"))
+    recoveries.note(StopProcess(name="trainer-0"))
     recoveries.note(Start(process=TRAINER))
     write_step(tmp_path, 7, time.time() + 1, 2.0)
     recoveries.tick()
@@ -41,7 +41,7 @@ def test_time_from_a_lost_node_to_the_next_step_is_split_without_gap(tmp_path: P
     began = clock.now
     clock.now += 5
     recoveries.note(NodeLost(node="n2", why="test", silent_s=5.0))
-    recoveries.note(Stop(name="trainer-0"))
+    recoveries.note(StopProcess(name="trainer-0"))
     clock.now += 3
     recoveries.note(Start(process=TRAINER))
     recoveries.tick()
@@ -60,7 +60,7 @@ def test_time_from_a_lost_node_to_the_next_step_is_split_without_gap(tmp_path: P
 def test_loss_of_a_node_that_is_noticed_after_the_failure_of_the_trainer_is_its_cause(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     recoveries = Recoveries(tmp_path, said.append, clock)
-    recoveries.note(Stop(name="trainer-1"))
+    recoveries.note(StopProcess(name="trainer-1"))
     clock.now += 10
     recoveries.note(NodeLost(node="n2", why="test", silent_s=12.0))
     recoveries.note(Start(process=TRAINER))

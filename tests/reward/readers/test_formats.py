@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from reward.readers.__main__ import main
 from reward.readers.contest_limits import contest_limits
-from reward.readers.draft import ReadError, Refused
+from reward.readers.draft import ReadError, RowRefused
 from reward.readers.files import rows
 from reward.readers.mbpp import read_mbpp
 from reward.readers.verifiable import read_verifiable
@@ -355,7 +355,7 @@ def test_a_prompt_of_messages_stays_as_it_is() -> None:
 
 
 def test_a_prompt_that_is_missing_is_refused() -> None:
-    with pytest.raises(Refused, match="no `prompt`"):
+    with pytest.raises(RowRefused, match="no `prompt`"):
         read_verifiable({"id": "x", "ground_truth": PAIRS}, 64)
 
 

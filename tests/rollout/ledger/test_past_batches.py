@@ -8,7 +8,7 @@ from conf.schema import AlgoConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.ledger import past_batches
 from rollout.ledger.journal import Journal
 from rollout.ledger.ledger import Ledger
-from rollout.ledger.past_batches import RecordError
+from rollout.ledger.past_batches import NoSuchBatch
 from rollout.ledger.records import Batch
 from rollout.ledger.rules import Rules
 from tests.rollout.builders import prompt, segment, verdict
@@ -66,12 +66,12 @@ def test_what_a_checkpoint_covers_is_forgotten(tmp_path: Path) -> None:
     made = record(tmp_path, steps=4, forgotten=2)
     assert past_batches.steps(tmp_path, CONFIG) == [2, 3]
     assert same(past_batches.batches(tmp_path, CONFIG, [3])[0], made[3])
-    with pytest.raises(RecordError, match="holds no batch of step 1"):
+    with pytest.raises(NoSuchBatch, match="holds no batch of step 1"):
         past_batches.batches(tmp_path, CONFIG, [3, 1])
 
 
 def test_a_run_that_is_alive_or_recorded_nothing_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="has recorded no batch"):
+    with pytest.raises(NoSuchBatch, match="has recorded no batch"):
         past_batches.steps(tmp_path, CONFIG)
-    with Journal(tmp_path / "ledger.db", Rules.of(CONFIG)), pytest.raises(RecordError, match=r"in use.*once its queue server"):
+    with Journal(tmp_path / "ledger.db", Rules.of(CONFIG)), pytest.raises(NoSuchBatch, match=r"in use.*once its queue server"):
         past_batches.steps(tmp_path, CONFIG)
