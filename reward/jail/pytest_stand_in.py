@@ -1,5 +1,5 @@
-"""The part of pytest that test code of problems uses: `raises`, `approx`, `mark.parametrize`, `fixture`, `fail`. Pytest itself
-stays out of the jail: importing it costs more than most tests."""
+"""The part of pytest that test code of problems uses: `raises`, `approx`, `mark`, `param`, `fixture`, `fail`. Pytest itself stays
+out of the jail: importing it costs more than most tests."""
 
 import inspect
 import math
@@ -56,15 +56,32 @@ class approx:
         return math.isclose(other, expected, rel_tol=self.rel, abs_tol=self.abs)
 
 
-def parametrize(names: str | list[str], values: list[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+class Row(tuple[Any, ...]):
+    """The values of one case, as `param` gives them."""
+
+
+def param(*values: Any, **_: object) -> Row:
+    return Row(values)
+
+
+def parametrize(names: str | list[str], values: list[Any], **_: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
     def mark(function: Callable[..., None]) -> Callable[..., None]:
-        rows = [dict(zip(keys, value if len(keys) > 1 else (value,), strict=True)) for value in values]
+        rows = [dict(zip(keys, value if len(keys) > 1 or isinstance(value, Row) else (value,), strict=True)) for value in values]
         function.__dict__.setdefault(_PARAMETERS, []).append(rows)
         return function
 
     return mark
+
+
+class Marks:
+    """`pytest.mark`. Every mark but `parametrize` leaves a test as it is, so that it runs: `asyncio`, `slow` and others."""
+
+    parametrize = staticmethod(parametrize)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **_: args[0] if len(args) == 1 and callable(args[0]) else lambda marked: marked
 
 
 def fixture(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
@@ -102,7 +119,5 @@ def fail(reason: str = "") -> None:
 def offer() -> None:
     """Makes `import pytest` find this."""
     module = types.ModuleType("pytest")
-    module.__dict__.update(
-        raises=raises, approx=approx, fail=fail, fixture=fixture, mark=types.SimpleNamespace(parametrize=parametrize)
-    )
+    module.__dict__.update(raises=raises, approx=approx, fail=fail, fixture=fixture, param=param, mark=Marks())
     sys.modules["pytest"] = module

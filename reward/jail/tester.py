@@ -5,8 +5,8 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 
 - a name that it defines is bound only where the tests can mean nothing else by it (`reward.kinds.interface`);
 - an object of its own equals no plain data and is neither ordered nor added to it, unless the problem declares its class;
-- a call that returns a value changes nothing that the tests have passed to it, unless they compare that with a literal: they may
-  compute from it what they expect;
+- a call that returns a value changes nothing that the tests have passed to it, for they may compute from it what they expect;
+  only what they visibly look at afterwards is changed (`reward.kinds.in_place`);
 - StopIteration of a call arrives as RuntimeError, so that it cannot end an `all(map(...))` early;
 - a context manager of its own swallows no failed assertion, nor any exception that its values cause;
 - its death is no exception: it ends this side too.
@@ -24,7 +24,7 @@ import linecache
 import sys
 import types
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from reward.jail.candidate import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 100_000  # with one candidate
+_INNER = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 
 
@@ -135,13 +136,13 @@ class Link:
         self.copies: dict[int, proxy.DataCopy] = {}
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
         self.undo: list[Callable[[], None]] = []  # one for each attribute that the candidate has set on an object of the tests
-        self.in_place = False  # whether the tests look at arguments that a call has changed
+        self.in_place: set[tuple[str, str]] = set()  # functions of the tests, and variables that they look at after a call
         self.messages = 0
         self.defined = self.read()  # what the candidate defines, by name
 
     def bind(self, order: dict[str, Any]) -> dict[str, Any]:
         """The names that some test code takes from the candidate, and the modules that it does not import itself."""
-        self.in_place = order["in_place"]
+        self.in_place = {(function, name) for function, name in order["in_place"]}
         for name in order["with_operators"]:
             if isinstance(packed := self.defined.get(name), dict) and isinstance(ref := packed.get("__ref__"), dict):
                 self.declared.add(ref.get("n"))  # type: ignore[arg-type]
@@ -166,10 +167,13 @@ class Link:
                 self.call_back(reply)
             elif "ok" in reply:
                 result = self.unpack(reply["ok"])
-                if self.in_place or result is None or any(result is known for known in self.ours):
+                if result is None or any(result is known for known in self.ours):
                     self.take_back(args, reply.get("back"))
                 else:
-                    self.undo_since(before)
+                    changed = self.looked_at(args)
+                    self.take_back(changed, reply.get("back"))
+                    if all(arg is None for arg in changed):
+                        self.undo_since(before)
                 return result
             elif reply.get("exhausted") and operation == "next":
                 raise StopIteration
@@ -248,7 +252,16 @@ class Link:
         while len(self.undo) > before:
             self.undo.pop()()
 
-    def take_back(self, args: tuple[object, ...], back: object) -> None:
+    def looked_at(self, args: tuple[object, ...]) -> list[object]:
+        """The arguments of a call whose changes the tests look at, and None in place of every other."""
+        here = _frame_of_tests() if self.in_place else None
+        if here is None:
+            return [None] * len(args)
+        variables = {**here.f_globals, **here.f_locals}
+        names = [name for function, name in self.in_place if function == here.f_code.co_name and name in variables]
+        return [arg if any(variables[name] is arg for name in names) else None for arg in args]
+
+    def take_back(self, args: Sequence[object], back: object) -> None:
         for mine, theirs in zip(args, back if isinstance(back, list) else (), strict=False):
             if theirs is None:
                 continue
@@ -351,6 +364,14 @@ class Link:
     def is_declared(self, value: proxy.Proxy) -> bool:
         """Whether the problem declares the object, or its class, as one whose operators the tests use."""
         return proxy.number_of(value) in self.declared or not self.declared.isdisjoint(value._kestrel_classes)
+
+
+def _frame_of_tests() -> types.FrameType | None:
+    """Where the tests, or a helper of the setup, are now."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename not in (harness.TESTS, "setup.py") or frame.f_code.co_name in _INNER):
+        frame = frame.f_back
+    return frame
 
 
 def _restore(subject: object, name: str, value: object) -> None:

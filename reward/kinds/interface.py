@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+from reward.kinds import in_place
+
 Node = TypeVar("Node", bound=ast.AST)
 Nodes = list[ast.AST]
 MODULES = sys.stdlib_module_names | {"pytest"}
@@ -38,7 +40,7 @@ class Interface:
     names: frozenset[str]
     with_operators: frozenset[str]  # classes among the names
     modules: frozenset[str]
-    in_place: bool  # whether it compares an argument of a call with a literal afterwards, as after a sort in place
+    in_place: tuple[tuple[str, str], ...]  # arguments that it looks at after a call, as after a sort in place
 
 
 @lru_cache(maxsize=4096)  # the completions of a group come one after another, with the same tests
@@ -57,7 +59,7 @@ def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
         names=frozenset(names),
         with_operators=_with_operators(nodes, _classes(nodes, names, entry_point)),
         modules=frozenset(modules),
-        in_place=bool(_arguments(nodes) & _compared_with_literals(nodes)),
+        in_place=tuple(in_place.looked_at(trees)),
     )
 
 
@@ -179,20 +181,6 @@ def _applies_operators(function: ast.expr) -> bool:
     if isinstance(function, ast.Name):
         return function.id in _ON_NUMBERS_AND_CONTAINERS
     return isinstance(function, ast.Attribute) and function.attr in _ASSERTIONS
-
-
-def _arguments(nodes: Nodes) -> set[str]:
-    """The variables that are passed to a call."""
-    return {argument.id for call in _of(ast.Call, nodes) for argument in call.args if isinstance(argument, ast.Name)}
-
-
-def _compared_with_literals(nodes: Nodes) -> set[str]:
-    pairs = [(node.left, node.comparators[0]) for node in _of(ast.Compare, nodes) if isinstance(node.ops[0], ast.Eq)]
-    for call in _of(ast.Call, nodes):
-        if isinstance(call.func, ast.Attribute) and call.func.attr.endswith("Equal") and len(call.args) >= 2:
-            pairs.append((call.args[0], call.args[1]))
-    pairs += [(right, left) for left, right in pairs]
-    return {left.id for left, right in pairs if isinstance(left, ast.Name) and not any(_of(ast.Name, list(ast.walk(right))))}
 
 
 def _of(kind: type[Node], nodes: Nodes) -> Iterator[Node]:

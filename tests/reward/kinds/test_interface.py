@@ -100,14 +100,20 @@ def test_examples_of_doctest_are_read_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "in_place"),
+    ("code", "looked_at"),
     [
         ("xs = [2, 1]\nf(xs)\nassert xs == [1, 2]", True),
         ("xs = [2, 1]\nf(xs)\nassert [1, 2] == xs", True),
-        ("class T:\n    def test(self):\n        xs = [2, 1]\n        f(xs)\n        self.assertEqual(xs, [1, 2])", True),
+        ("xs, ys = [2, 1], [1, 2]\nf(xs)\nassert xs == ys", True),
+        ("xs, want = [2, 1], [1]\nk = f(xs)\nassert k == 1 and xs[:k] == want[:k]", True),
+        ("xs = {}\nassert f(xs) == 1\nassert xs['a'] == 1 and 'a' in xs", True),
         ("xs = [2, 1]\nassert f(xs) == sorted(xs)", False),
-        ("xs, ys = [2, 1], [1, 2]\nf(xs)\nassert xs == ys", False),
+        ("xs = [2, 1]\nassert len(f(xs)) == 2\nassert f(xs) == sorted(xs)", False),
+        ("xs = [2, 1]\nassert xs == [2, 1]\nassert f(xs) == sorted(xs)", False),
+        ("xs = [2, 1]\ngot = f(xs)\nwant = sorted(xs)\nassert xs == [2, 1] and got == want", False),
     ],
 )
-def test_arguments_are_looked_at_where_they_are_compared_with_a_literal(code: str, in_place: bool) -> None:
-    assert read_interface("", code, "f").in_place is in_place
+def test_an_argument_is_looked_at_where_it_is_compared_with_what_does_not_depend_on_it(code: str, looked_at: bool) -> None:
+    assert (("<module>", "xs") in read_interface("", code, "f").in_place) is looked_at
+    body = "class T:\n    def test_a(self):\n" + "".join(f"        {line}\n" for line in code.split("\n"))
+    assert (("test_a", "xs") in read_interface("", body, "f").in_place) is looked_at

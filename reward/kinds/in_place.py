@@ -1,0 +1,88 @@
+"""Which arguments test code looks at after a call that may have changed them.
+
+A call that returns a value leaves its arguments as they were for the tests, because the tests may compute from them what they
+expect: a candidate that empties a list must not pass `assert f(xs) == sorted(xs)`. Some tests do look at what the call has left
+in an argument, as after `k = remove(nums, 3)` in `assert nums[:k] == [2, 2]`. The contents of such a variable are compared with
+what does not depend on it.
+"""
+
+import ast
+import builtins
+from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Sides = list[tuple[ast.AST, ast.AST]]
+TOP = "<module>"
+_BUILTINS = frozenset(vars(builtins))
+
+
+def looked_at(trees: tuple[ast.Module, ...]) -> list[tuple[str, str]]:
+    """The variables, each with the name of the function that they belong to, or TOP."""
+    return sorted({(scope, name) for tree in trees for scope, nodes in _scopes(tree) for name in _of_scope(nodes)})
+
+
+def _scopes(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
+    yield TOP, list(_own_nodes(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node.name, list(_own_nodes(node))
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, Function):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _of_scope(nodes: list[ast.AST]) -> set[str]:
+    assigned = _assigned(nodes)
+    looked_at: set[str] = set()
+    computed_from: set[str] = set()  # both what the candidate returns and what it is compared with
+    for one, other in _compared(nodes):
+        looked_at |= _shown(one) - _sources(other, assigned)
+        computed_from |= (_sources(one, assigned) - _shown(one)) & _sources(other, assigned)
+    return looked_at - computed_from
+
+
+def _compared(nodes: list[ast.AST]) -> Sides:
+    sides: Sides = [(node.left, node.comparators[0]) for node in nodes if isinstance(node, ast.Compare)]
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert"):
+            sides += [(node.args[0], node.args[1])] if len(node.args) > 1 else []
+    return sides + [(right, left) for left, right in sides]
+
+
+def _assigned(nodes: list[ast.AST]) -> dict[str, set[str]]:
+    """The variables that each variable is computed from."""
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for name in (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+                found.setdefault(name, set()).update(_names(node.value))
+    return found
+
+
+def _sources(node: ast.AST, assigned: dict[str, set[str]]) -> set[str]:
+    """The variables that an expression is computed from."""
+    found: set[str] = set()
+    new = _names(node)
+    while new:
+        found |= new
+        new = {source for name in new for source in assigned.get(name, ())} - found
+    return found
+
+
+def _shown(node: ast.AST) -> set[str]:
+    """The variables whose contents an expression shows: not those that it passes to the candidate."""
+    if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _BUILTINS):
+        return set()
+    own = {node.id} - _BUILTINS if isinstance(node, ast.Name) else set()
+    return own.union(*(_shown(child) for child in ast.iter_child_nodes(node)))
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The variables in an expression, other than those that say which part of it is meant."""
+    own = {node.id} - _BUILTINS if isinstance(node, ast.Name) else set()
+    parts = [node.value] if isinstance(node, ast.Subscript) else ast.iter_child_nodes(node)
+    return own.union(*(_names(part) for part in parts))
