@@ -65,8 +65,9 @@ def read_asserts_task(data: Mapping[str, Any], defaults: Defaults) -> AssertsTas
     if all(unit.claims for unit in units):
         called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
     try:
-        for code in ("", *(unit.code for unit in units)):
-            read_interface(shared["setup"], code, entry_point)
+        compile(shared["setup"], "setup.py", "exec", dont_inherit=True)
+        for unit in () if called else units:  # claims rarely need it
+            read_interface(shared["setup"], unit.code, entry_point)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"task.setup or task.tests: not Python: {error}") from None
     return AssertsTask(tests=units, entry_point=entry_point, called=called, **shared)

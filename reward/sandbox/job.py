@@ -143,6 +143,7 @@ class Job:
         self._nap(jobs)
         self._await_confinement(jobs)
         began_s = time.monotonic()
+        looked_s = 0.0
         while True:
             if self.is_over:
                 self._drain(time.monotonic() + EXIT_S)  # it may have said more than one thing before its end
@@ -163,8 +164,11 @@ class Job:
             for job in jobs:
                 if len(job._output) > job._output_bytes or job._frame_bytes() > allowance.answer_bytes:
                     return Ending.FLOOD, job
-                if job._resident_bytes() > job._memory_bytes:
-                    return Ending.MEMORY, job
+            if time.monotonic() - looked_s > CLOCK_S:
+                looked_s = time.monotonic()
+                for job in jobs:
+                    if job._resident_bytes() > job._memory_bytes:
+                        return Ending.MEMORY, job
 
     def _nap(self, jobs: "list[Job]") -> None:
         """Lets a job that has just been started run undisturbed, until it is over or NAP_S have passed."""
