@@ -5,17 +5,24 @@ for it here. Every other object becomes a `Proxy`, and every operation on it hap
 is believed only as far as it cannot fake a pass:
 
 - it equals no plain data, unless the problem declares its class and the class holds such data;
-- it has no length, order, items or arithmetic with plain data, unless the problem declares its class (`is_declared`).
+- it has no length, order, items or arithmetic with plain data, unless the problem declares its class (`is_declared`);
+- it has no method such as `startswith` or `issubset`, by which plain data says yes or no, unless the tests name its class.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
+
+PREDICATES = frozenset(
+    name for kind in (str, set, float) for name in vars(kind) if name.startswith(("is", "startswith", "endswith"))
+)
 
 
 class LinkLike(Protocol):
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any: ...
 
     def is_declared(self, value: "Proxy") -> bool: ...
+
+    def is_named(self, value: "Proxy") -> bool: ...
 
     def leave_context(self, manager: "Proxy", error: BaseException | None) -> bool: ...
 
@@ -52,6 +59,8 @@ class Proxy:
             object.__setattr__(self, f"_kestrel_{name}", value)
 
     def __getattr__(self, name: str) -> Any:
+        if name in PREDICATES and not self._kestrel_link.is_named(self):
+            raise AttributeError(f"{name} of an object whose class the tests do not name: the candidate must return plain data")
         return self._kestrel_link.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -130,6 +130,7 @@ class Link:
 
     def __init__(self) -> None:
         self.declared: set[int] = set()  # numbers of the classes whose operators count
+        self.named: set[int] = set()  # numbers of what the tests name
         self.proxies: dict[int, Any] = {}
         self.copy_classes: dict[int, type[proxy.DataCopy]] = {}
         self.exceptions: dict[int, type[BaseException]] = {}
@@ -141,13 +142,18 @@ class Link:
         self.defined = self.read()  # what the candidate defines, by name
 
     def bind(self, order: dict[str, Any]) -> dict[str, Any]:
-        """The names that some test code takes from the candidate, and the modules that it does not import itself."""
+        """The names that some test code takes from the candidate, and what it takes from the library without an import."""
         self.in_place = {(function, name) for function, name in order["in_place"]}
-        for name in order["with_operators"]:
-            if isinstance(packed := self.defined.get(name), dict) and isinstance(ref := packed.get("__ref__"), dict):
-                self.declared.add(ref.get("n"))  # type: ignore[arg-type]
+        self.declared.update(self.numbers(order["with_operators"]))
+        self.named.update(self.numbers(order["names"]))
         names = {name: self.value(name) for name in order["names"] if name in self.defined}
+        names |= {name: getattr(importlib.import_module(module), name) for name, module in order["library"].items()}
         return names | {name: self.module(name) for name in order["modules"]}
+
+    def numbers(self, names: list[str]) -> list[Any]:
+        """The numbers of the candidate's objects that have these names."""
+        refs = [self.defined[name].get("__ref__") for name in names if isinstance(self.defined.get(name), dict)]
+        return [ref.get("n") for ref in refs if isinstance(ref, dict)]
 
     def module(self, name: str) -> object:
         """The standard module of a name; or a standard type, which code may import under the same name, as `datetime`."""
@@ -364,6 +370,10 @@ class Link:
     def is_declared(self, value: proxy.Proxy) -> bool:
         """Whether the problem declares the object, or its class, as one whose operators the tests use."""
         return proxy.number_of(value) in self.declared or not self.declared.isdisjoint(value._kestrel_classes)
+
+    def is_named(self, value: proxy.Proxy) -> bool:
+        """Whether the tests name the object or its class."""
+        return proxy.number_of(value) in self.named or not self.named.isdisjoint(value._kestrel_classes)
 
 
 def _frame_of_tests() -> types.FrameType | None:

@@ -30,6 +30,18 @@ _ON_NUMBERS_AND_CONTAINERS = frozenset(
 _ASSERTIONS = frozenset(
     ("assertIn", "assertNotIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual", "assertAlmostEqual")
 )
+LIBRARY = {
+    name: module
+    for module, names in (
+        ("collections", "Counter OrderedDict defaultdict deque namedtuple"),
+        ("copy", "deepcopy"),
+        ("functools", "reduce"),
+        ("itertools", "combinations permutations"),
+        ("math", "ceil floor inf isclose isnan nan pi sqrt"),
+    )
+    for name in names.split()
+}
+"""What tests use without an import where they count on that of the reference solution."""
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
 
@@ -40,6 +52,7 @@ class Interface:
     names: frozenset[str]
     with_operators: frozenset[str]  # classes among the names
     modules: frozenset[str]
+    library: frozenset[str]  # names in LIBRARY
     in_place: tuple[tuple[str, str], ...]  # arguments that it looks at after a call, as after a sort in place
 
 
@@ -49,18 +62,30 @@ def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
     tests += _doctests(tests)
     trees = (ast.parse(setup), ast.parse(tests))
     nodes = [node for tree in trees for node in ast.walk(tree)]
+    _name_parameter(nodes, entry_point)
     setup_used, setup_bound = _globals(setup)
     used, bound = _globals(tests)
     free = {name for name in (setup_used | used) - setup_bound - bound - _BUILTINS if not name.startswith("__")}
     called = {node.func.id for node in _of(ast.Call, nodes) if isinstance(node.func, ast.Name)}
     modules = (free & MODULES) - called - {entry_point}
     names = (free - modules) | ({entry_point} - {""}) | _imported(nodes)
+    library = (free & LIBRARY.keys()) - {entry_point} - _imported(nodes)
+    names -= library if names - library else set()  # what is tested may itself have such a name
     return Interface(
         names=frozenset(names),
         with_operators=_with_operators(nodes, _classes(nodes, names, entry_point)),
         modules=frozenset(modules),
+        library=frozenset(library - names),
         in_place=tuple(in_place.looked_at(trees)),
     )
+
+
+def _name_parameter(nodes: Nodes, entry_point: str) -> None:
+    """Writes the entry point's own name for the parameter of `check(candidate)`."""
+    for check in _of(ast.FunctionDef, nodes):
+        if check.name == "check" and check.args.args and entry_point.isidentifier():
+            for node in _of(ast.Name, list(ast.walk(check))):
+                node.id = entry_point if node.id == check.args.args[0].arg else node.id
 
 
 def _globals(code: str) -> tuple[set[str], set[str]]:
@@ -115,7 +140,8 @@ def _classes(nodes: Nodes, names: set[str], entry_point: str) -> set[str]:
     }
     defined = {node.name for node in _of(ast.ClassDef, nodes)}
     capitalised = {name for name in names if name.lstrip("_")[:1].isupper()}
-    if not any(_roots(node.value, {entry_point}, {}) for node in _of(ast.Attribute, nodes)):
+    variables = _variables(nodes, {entry_point})
+    if not any(_roots(node.value, {entry_point}, variables) for node in _of(ast.Attribute, nodes)):
         capitalised.discard(entry_point)  # a function may have such a name; what has attributes is a class
     return names & (checked | defined | capitalised)
 
@@ -124,12 +150,18 @@ def _with_operators(nodes: Nodes, classes: set[str]) -> frozenset[str]:
     """The classes to whose instances the tests apply an operator."""
     if not classes:
         return frozenset()
+    variables = _variables(nodes, classes)
+    return frozenset(name for operand in _operands(nodes) for name in _roots(operand, classes, variables))
+
+
+def _variables(nodes: Nodes, classes: set[str]) -> dict[str, set[str]]:
+    """Of which classes the variables may hold an instance."""
     variables: dict[str, set[str]] = {}
     for _ in range(2):  # a variable may be assigned from one that a later line assigns
         for target, value in _assignments(nodes):
             if roots := _roots(value, classes, variables):
                 variables.setdefault(ast.unparse(target), set()).update(roots)
-    return frozenset(name for operand in _operands(nodes) for name in _roots(operand, classes, variables))
+    return variables
 
 
 def _roots(node: ast.expr, classes: set[str], variables: dict[str, set[str]]) -> set[str]:

@@ -63,3 +63,43 @@ def test_a_literal_somewhere_in_the_tests_lets_no_candidate_empty_their_argument
     )
     assert passes(sandbox, tests, "def f(xs): return sorted(xs)")
     assert not passes(sandbox, tests, "def f(xs):\n    xs.clear()\n    return []")
+
+
+def test_operators_count_where_the_class_is_called_by_the_parameter_of_check(sandbox: Sandbox) -> None:
+    tests = "def check(candidate):\n    s = candidate()\n    s.push(1)\n    assert len(s) == 1\n    assert 1 in s"
+    code = (
+        "class Stack:\n    def __init__(self): self.i = []\n    def push(self, x): self.i.append(x)\n"
+        "    def __len__(self): return len(self.i)\n    def __contains__(self, x): return x in self.i"
+    )
+    assert passes(sandbox, tests, code, "Stack")
+    assert passes(sandbox, tests.replace("candidate()", "Stack()"), code, "Stack")
+    assert not passes(sandbox, tests, code.replace("append", "index"), "Stack")
+
+
+@pytest.mark.parametrize(
+    ("tests", "honest", "fake"),
+    [
+        ("Counter(f([1, 1])) == {1: 2}", "from collections import Counter\ndef f(x): return x", "def Counter(x): return {1: 2}"),
+        ("isclose(f([0.1, 0.2]), 0.3)", "def f(x): return sum(x)", "def isclose(*_): return True"),
+        ("f([2]) == sqrt(4)", "def f(x): return 2.0", "def sqrt(x): return 5"),
+    ],
+)
+def test_what_tests_use_of_the_library_without_an_import_is_the_librarys(
+    sandbox: Sandbox, tests: str, honest: str, fake: str
+) -> None:
+    for entry_point in ("f", ""):
+        assert passes(sandbox, f"assert bool({tests})", honest, entry_point)
+        assert not passes(sandbox, f"assert bool({tests})", f"{fake}\ndef f(x): return 5", entry_point)
+    assert passes(sandbox, "assert isclose(1, 1)", "def isclose(a, b): return a == b", "")
+
+
+@pytest.mark.parametrize("test", ["startswith('q')", "isdigit()", "issubset({1})", "isdisjoint([1])", "is_integer()"])
+def test_an_object_that_says_yes_as_plain_data_would_is_not_believed(sandbox: Sandbox, test: str) -> None:
+    code = "class Yes:\n    def __getattr__(self, name): return lambda *a: True\ndef f(x): return Yes()"
+    assert not passes(sandbox, f"def check(candidate):\n    assert candidate(1).{test}", code)
+
+
+def test_a_class_that_the_tests_name_may_have_such_methods(sandbox: Sandbox) -> None:
+    code = "class Trie:\n    def __init__(self, words): self.words = words\n"
+    code += "    def startswith(self, prefix): return any(word.startswith(prefix) for word in self.words)"
+    assert passes(sandbox, "t = Trie(['ab'])\nassert t.startswith('a') and not t.startswith('b')", code, "Trie")
