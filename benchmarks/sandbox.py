@@ -61,7 +61,7 @@ def humaneval_jobs(count: int, *, whole_set: bool = False) -> list[Job]:
 
 def json_cases(tests: str) -> list[tuple[list[Any], Any]]:
     """The calls and results that test code consists of, if they are that and JSON."""
-    from reward.claims import NotAClaim, read_claims
+    from reward.kinds.claims import NotAClaim, read_claims
 
     try:
         claims = read_claims(tests)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from rollout.engine import Engine, EngineSettings
+from rollout.engine_process import Engine, EngineSettings
 from rollout.exit_codes import CANNOT_START
 from rollout.queue.client import AsyncQueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys

@@ -39,9 +39,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conf.schema import RunConfig
-from rollout.engine import Engine, EngineStartError
 from rollout.engine_answer import LARGEST_VOCABULARY, Generated
 from rollout.engine_client import BadAnswer, EngineCallError, EngineClient, EngineError
+from rollout.engine_process import Engine, EngineStartError
 from rollout.ledger.records import Finish, Position, RecordError, Segment, SegmentWork
 from rollout.meter import Meter
 from rollout.queue.client import AsyncQueueClient, QueueError, Refused

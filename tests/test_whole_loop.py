@@ -87,8 +87,8 @@ def check_finished(run: Path, steps: int) -> None:
     assert fmean(m for line in lines if (m := line.get("mismatch/same_version_abs_logprob"))) < 1e-4
     assert sum(line["trajectories/multi_version"] for line in lines) > 0
     assert sum(line["trajectories/resumed"] for line in lines) > 0
-    readme = (PROJECT / "README.md").read_text()
-    assert [path.name for path in run.glob("[!.]*") if f"`{path.name}" not in readme] == []
+    page = (PROJECT / "docs/reading_a_run.md").read_text()
+    assert [path.name for path in run.glob("[!.]*") if f"`{path.name}" not in page] == []
     status = json.loads((run / "summary.json").read_text())["queue"]["ledger"]
     assert status["trained_tokens"] == sum(line["tokens/trained"] for line in lines)
     assert status["waiting_tokens"] == 0 and not status["dropped_groups"]

@@ -31,8 +31,8 @@ from trainer.megatron import hf_weights
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.policy import load_policy
 from trainer.metrics.loggers import Loggers
-from trainer.push.control import Control, FirstFailure, LeaderFailed
 from trainer.push.push import Pusher
+from trainer.ranks import Control, FirstFailure, LeaderFailed
 from trainer.step import Figures, Stopwatch, train_step
 
 log = logging.getLogger("trainer")

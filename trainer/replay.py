@@ -35,7 +35,7 @@ from trainer.learn.batch_figures import batch_figures
 from trainer.learn.health import TrainingError
 from trainer.megatron import checkpoint
 from trainer.megatron.policy import load_policy
-from trainer.push.control import Control, LeaderFailed
+from trainer.ranks import Control, LeaderFailed
 from trainer.step import Figures, Stopwatch, train_step
 
 

@@ -10,6 +10,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
@@ -72,7 +73,7 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
     with watch("time/train_s"):
         for number, minibatch in enumerate(mine):
             with explained(batch, minibatch, f"minibatch {number} of {len(mine)}"):
-                norm, learning_rate = policy.update(minibatch, [i for _, i in zip(minibatch, inputs, strict=False)], figures)
+                norm, learning_rate = policy.update(minibatch, list(islice(inputs, len(minibatch))), figures)
             norms.append(norm)
         policy.gather_parameters()
     if policy.reference and algo.reference_refresh_steps and (batch.step + 1) % algo.reference_refresh_steps == 0:

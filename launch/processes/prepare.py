@@ -45,7 +45,7 @@ class Recipe:
 RECIPES: dict[str, Sequence[Recipe]] = {  # by model.prepare
     "": (),
     "debug": (
-        Recipe(target=Path("debug/data"), what="generated problems", module="reward.generated"),
+        Recipe(target=Path("debug/data"), what="generated problems", module="reward.debug_problems"),
         Recipe(
             target=Path("debug/model"),
             what="the debug model, warm-started (its lines say how long this machine needs)",

@@ -12,7 +12,7 @@ an exception of a known kind. What a candidate could otherwise fake is refused h
 - its death is no exception: it ends this side too.
 
 For each unit of tests the judge sends {"run": code, "names": [...], ...} and gets {"done": {"passed", "error", "lost"}}. In
-between, this side asks the candidate (`reward.jail.candidate`) over the link. `lost` means that the candidate is gone, or can be
+between, this side asks the candidate (`candidate_objects.py`) over the link. `lost` means that the candidate is gone, or can be
 asked nothing more. At least one test has to run for a unit to pass.
 """
 
@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from reward.jail import codec, harness, proxy, pytest_stand_in, shared_objects, transfer
-from reward.jail.candidate import CROSSING_EXCEPTIONS, PLAIN_BASES
+from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 100_000  # with one candidate

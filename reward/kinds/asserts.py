@@ -5,7 +5,7 @@
 Where all tests are plain comparisons and results are data, the second jail is not needed: the calls are made as those of the kind
 `calls`. Otherwise two jails are joined by a pair of sockets:
 
-    judge  ──program──>  candidate's jail   (`reward.jail.candidate`)  <──asks, replies──>  tests' jail   (`reward.jail.tester`)
+    judge  ──program──>  candidate's jail   (`jail/candidate_objects.py`)  <──asks, replies──>  tests' jail   (`jail/tester.py`)
            <──verdict─────────────────────────────────────────────────────────────
 
 The verdict comes from the tests' jail, over a channel that no print of theirs and nothing of the candidate's can reach. Whatever
@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from reward import claims
 from reward.jail import codec
 from reward.jail.limits import End, Ending, SandboxError
+from reward.kinds import claims
 from reward.kinds.calls import CallsGrader, NotData, of_claims
 from reward.kinds.code_task import CodeTask, read_entry_point, read_shared
 from reward.kinds.extract import Extracted

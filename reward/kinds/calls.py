@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from reward.claims import Claim
 from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, End, Ending, SandboxError
+from reward.kinds.claims import Claim
 from reward.kinds.code_task import CodeTask, read_entry_point, read_object, read_shared, read_tolerance
 from reward.kinds.extract import Extracted
 from reward.kinds.kind import Defaults, TaskError

@@ -4,8 +4,8 @@ import ast
 from dataclasses import dataclass
 from functools import lru_cache
 
-from reward import claims
-from reward.claims import Claim
+from reward.kinds import claims
+from reward.kinds.claims import Claim
 from reward.kinds.kind import TaskError
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward.claims import Claim, NotAClaim, read_claims
 from reward.jail import codec
+from reward.kinds.claims import Claim, NotAClaim, read_claims
 from reward.readers.draft import ASK_FUNCTION, Draft, ReadError, RowRefused, text_of, user
 from reward.readers.pairs import TOLERANCE
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rollout.patched.tcp_store import listen_at_the_host_only
 
-ON_CPU = "SGLANG_USE_CPU_ENGINE"  # set by rollout/engine.py
+ON_CPU = "SGLANG_USE_CPU_ENGINE"  # set by rollout/engine_process.py
 
 listen_at_the_host_only()
 

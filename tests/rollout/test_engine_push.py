@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollout.engine import Engine, EngineSettings
 from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
+from rollout.engine_process import Engine, EngineSettings
 from tests.ports import free_port
 from trainer.push import weight_group
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.engine import CPU_STAND_INS
+from rollout.engine_process import CPU_STAND_INS
 
 
 def load_sgl_kernel() -> ModuleType:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollout.engine import Engine, EngineSettings
+from rollout.engine_process import Engine, EngineSettings
 from tests.ports import free_port
 from tests.rollout.stage import QWEN2
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rollout.ledger.records import Batch, EvalResult, Waiting
 from rollout.queue.client import QueueClient, QueueError
-from trainer.push.control import Control
 from trainer.push.push import Pusher, PushReport
+from trainer.ranks import Control
 
 POLL_S = 2.0
 ACCOUNT = (

@@ -13,7 +13,7 @@ from trainer.loop.evaluation import Evaluations
 from trainer.loop.feed import Feed
 from trainer.megatron import checkpoint
 from trainer.megatron.checkpoint import Checkpoints, DamagedCheckpoint, Loaded, Saved, TrainingState
-from trainer.push.control import Control
+from trainer.ranks import Control
 from trainer.step import Figures, Stopwatch
 
 log = logging.getLogger("trainer")

@@ -32,8 +32,8 @@ from trainer.megatron import hf_weights
 from trainer.megatron.hf_weights import HfTensor
 from trainer.megatron.policy import Policy
 from trainer.push import weight_group
-from trainer.push.control import Control
 from trainer.push.engines import LAST_CALL_S, AttemptResult, Bucket, Engines, WeightGroup
+from trainer.ranks import Control
 
 log = logging.getLogger("trainer")
 T = TypeVar("T")

@@ -55,6 +55,6 @@ def test_failure_of_the_trainer_is_not_shown_for_other_processes(tmp_path: Path)
 
 
 def test_trainer_and_launcher_use_the_same_file() -> None:
-    from trainer.push.control import FIRST_FAILURE
+    from trainer.ranks import FIRST_FAILURE
 
     assert FIRST_FAILURE == TRAINER_FAILURE

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from reward.claims import Claim, NotAClaim, read_claims
 from reward.grade import grade
 from reward.jail import codec
+from reward.kinds.claims import Claim, NotAClaim, read_claims
 from reward.sandbox.host import PRELOAD, Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task

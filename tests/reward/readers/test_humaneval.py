@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.claims import NotAClaim, read_claims, value
 from reward.jail import codec
+from reward.kinds.claims import NotAClaim, read_claims, value
 from reward.readers.__main__ import main
 from reward.readers.draft import ReadError, RowRefused
 from reward.readers.files import rows

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from conf.shapes import Layout, read_shape
-from rollout.engine import Engine, EngineSettings
+from rollout.engine_process import Engine, EngineSettings
 from tests.ports import free_port
 from tests.trainer import jobs, ranks
 from tests.trainer.push.test_push import complete, greedy

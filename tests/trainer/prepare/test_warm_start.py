@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
-from reward.generated import generate
+from reward.debug_problems import generate
 from trainer.prepare.warm_start import (
     BATCH_EXAMPLES,
     VOCABULARY_TOKENS,

@@ -41,7 +41,7 @@ def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int)
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
-    from trainer.push.control import Control
+    from trainer.ranks import Control
     from trainer.step import Stopwatch, train_step
 
     settings = config()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from conf.shapes import Layout, read_shape
-from rollout.engine import Engine, EngineSettings
 from rollout.engine_answer import Generated
+from rollout.engine_process import Engine, EngineSettings
 from rollout.ledger.records import EngineInfo
 from tests.ports import free_port
 from tests.trainer import ranks
@@ -49,8 +49,8 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
     from trainer import process_groups
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.push.control import Control
     from trainer.push.push import Pusher
+    from trainer.ranks import Control
     from trainer.step import Stopwatch, train_step
 
     settings = config()
@@ -90,8 +90,8 @@ class RefusingEngine(BaseHTTPRequestHandler):
 def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[PushReport, float]:
     from trainer import process_groups
     from trainer.megatron.policy import load_policy
-    from trainer.push.control import Control
     from trainer.push.push import Pusher
+    from trainer.ranks import Control
     from trainer.step import Stopwatch, train_step
 
     settings = config()

@@ -104,8 +104,8 @@ def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: st
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
-    from trainer.push.control import Control
     from trainer.push.push import Pusher
+    from trainer.ranks import Control
     from trainer.step import Stopwatch, train_step
 
     settings = config()
@@ -183,7 +183,7 @@ def push_while_torch_hangs(folder: str, engines: list[EngineInfo], port: int, ha
     from trainer import process_groups
     from trainer.megatron.policy import load_policy
     from trainer.push import push, weight_group
-    from trainer.push.control import Control
+    from trainer.ranks import Control
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

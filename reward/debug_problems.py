@@ -1,6 +1,6 @@
 """Generated Python problems for the debug run: small functions over ints, lists and strings, each with unit tests.
 
-    python -m reward.generated --out DIR [--seed 0]
+    python -m reward.debug_problems --out DIR [--seed 0]
 
 writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (22,400 answers to train problems).
 A problem is drawn as a `Spec`: a family and its steps. Sentence, code, tests and id follow from it. The hash of a specification
@@ -399,7 +399,7 @@ def generate(folder: Path, *, seed: int, train: int, heldout: int, demonstration
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m reward.generated", description="Write generated problems.")
+    parser = argparse.ArgumentParser(prog="python -m reward.debug_problems", description="Write generated problems.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the three JSONL files")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train", type=int, default=4000, help="problems to train on")

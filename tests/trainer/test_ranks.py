@@ -12,7 +12,7 @@ from tests.trainer import ranks
 def fail_on_rank_0(timeout_s: float) -> tuple[list[str], str, float]:
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.push.control import Control
+    from trainer.ranks import Control
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=timeout_s)
     control = Control(timeout_s=timeout_s)
@@ -44,7 +44,7 @@ def test_ranks_agree_only_when_all_do() -> None:
 def agreements(timeout_s: float) -> tuple[bool, bool]:
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.push.control import Control
+    from trainer.ranks import Control
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=timeout_s)
     control = Control(timeout_s=timeout_s)
@@ -57,7 +57,7 @@ def fail_together(run_dir: str, failing_rank: int, error: Exception) -> str:
 
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.push.control import FIRST_FAILURE, FirstFailure
+    from trainer.ranks import FIRST_FAILURE, FirstFailure
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=30)
     with suppress(RuntimeError, ValueError), FirstFailure(Path(run_dir), expected=(ValueError,)):
@@ -87,7 +87,7 @@ def lose_a_rank(run_dir: str) -> None:
 
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.push.control import FirstFailure
+    from trainer.ranks import FirstFailure
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=30)
     dist.barrier()

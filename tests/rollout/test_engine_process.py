@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.utils import should_bypass_proxies  # as SGLang's own warm-up uses it
 
-from rollout.engine import (
+from rollout.engine_client import UNPUSHED
+from rollout.engine_process import (
     SCRATCH_PREFIX,
     Engine,
     EngineSettings,
@@ -30,7 +31,6 @@ from rollout.engine import (
     environment,
     remove_left_scratch,
 )
-from rollout.engine_client import UNPUSHED
 from tests.ports import free_port
 from tests.rollout.fake_engine import FAKE_LAUNCHER
 
@@ -196,7 +196,7 @@ def test_the_server_dies_with_its_guard(settings: Callable[..., EngineSettings],
 WORKER = """
 import sys, time
 from pathlib import Path
-from rollout.engine import Engine, EngineSettings
+from rollout.engine_process import Engine, EngineSettings
 model, port, server = Path(sys.argv[1]), int(sys.argv[2]), ("-c", sys.argv[3])
 engine = Engine(EngineSettings(model=model, port=port, log_file=model / "engine.log", device="cpu", launcher=server))
 engine.start()

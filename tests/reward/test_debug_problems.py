@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward.generated import (
+from reward.debug_problems import (
     CONDITIONS,
     ENTRY_POINT,
     Spec,
