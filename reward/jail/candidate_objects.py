@@ -6,6 +6,7 @@ code defines. Then it answers one request at a time:
     from the tests   {"do": operation, "args": [...], "kwargs": {...}}
     to them          {"ok": value, "back": [...]}     `back`: the mutable arguments as the call left them
                      {"raise": {...}}  {"exhausted": true}
+                     each of these also {"printed": text}, for tests that look at what a call prints
     to them          {"callback": number, "do": operation, "args": [...], "kwargs": {...}}   on an object of theirs
     from them        {"answer": value}  {"exhausted": true}  {"failed": number, "kind": name, "text": message}
 
@@ -13,6 +14,7 @@ If it runs out of memory or stack, that is no exception that a test could expect
 """
 
 import builtins
+import io
 import operator
 import sys
 import types
@@ -22,6 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from reward.jail import harness, shared_objects, transfer
+from reward.jail.limits import OUTPUT_BYTES
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +37,8 @@ CROSSING_EXCEPTIONS = tuple(
     if isinstance(value, type) and issubclass(value, Exception | SystemExit) and not issubclass(value, _STAY)
 )
 """Python's own exceptions, which are the same in both jails."""
+_printed = io.BytesIO()
+_stdout = io.TextIOWrapper(_printed, "utf-8", "surrogateescape")
 PLAIN_BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
@@ -49,7 +54,9 @@ def run(program: dict[str, Any]) -> None:
             with suppress(NameError):  # the tests may do without it
                 names[wanted] = objects.pack(harness.entry_point(module, wanted))
 
+    sys.stdout = _stdout
     error = harness.guard(load)
+    printed()  # the tests cannot have asked for it
     harness.write_frame({"error": error} if error else {"ok": None})
     if not error:
         write(names)
@@ -57,7 +64,20 @@ def run(program: dict[str, Any]) -> None:
 
 
 def write(message: dict[str, Any]) -> None:
+    """Sends a message, and with it what was printed since the one before."""
+    if text := printed():
+        message["printed"] = text
     harness.write_frame(message, harness.LINK_FD)
+
+
+def printed() -> str:
+    with suppress(ValueError):  # the program has closed it
+        _stdout.flush()
+        if text := _printed.getvalue()[:OUTPUT_BYTES]:
+            _printed.seek(0)
+            _printed.truncate()
+            return text.decode("utf-8", "replace")
+    return ""
 
 
 def read() -> Any:
@@ -168,7 +188,7 @@ class CandidateObjects:
         if tag == "__ref__":
             return self.objects[body]
         number, kind, *rest = body
-        return shared_objects.failure(number, *rest) if kind == "exception" else shared_objects.KINDS[kind](self, number)
+        return shared_objects.failure(number, *rest) if kind == "exception" else shared_objects.KINDS[kind](self, number, *rest)
 
     def ask(self, number: int, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """What an operation with an object of the tests' gives there."""
@@ -225,7 +245,7 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "repr": repr, "str": str, "format": format, "hash": hash, "bool": bool, "len": len, "iter": iter, "next": next,
     "reversed": reversed, "isinstance": isinstance, "issubclass": issubclass, "round": round, "divmod": divmod, "int": int,
     "float": float, "complex": complex, "index": operator.index, "enter": _enter, "exit": _exit, "pow": pow,
-    "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
+    "type": type, "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains,
     **{name: getattr(operator, name) for name in (
         "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor", "neg", "pos",

@@ -39,8 +39,10 @@ class Shared:
     kestrel_tests: TestsLike
     kestrel_number: int
 
-    def __init__(self, tests: TestsLike, number: int) -> None:
+    def __init__(self, tests: TestsLike, number: int, name: str = "", doc: str | None = None) -> None:
         self.__dict__.update(kestrel_tests=tests, kestrel_number=number)
+        if name:  # a function has these, and `functools.wraps` copies them
+            self.__dict__.update(__name__=name, __qualname__=name, __doc__=doc)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.kestrel_tests.ask(self.kestrel_number, "call", args, kwargs)
@@ -100,6 +102,12 @@ def kind_of(value: object) -> str:
     if hasattr(type(value), "__next__"):
         return "iterator"
     return "function" if isinstance(value, _FUNCTIONS) else "object"
+
+
+def described(value: object) -> list[object]:
+    """Its kind, and of a function the name and the docstring."""
+    about = [getattr(value, "__name__", None), getattr(value, "__doc__", None)] if isinstance(value, types.FunctionType) else []
+    return [kind_of(value), *about]
 
 
 def _getattr(value: object, name: str) -> object:

@@ -34,6 +34,7 @@ from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 100_000  # with one candidate
+_TYPE_OF = "kestrel_type_of"
 _INNER = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 
@@ -49,7 +50,7 @@ def run(program: dict[str, Any]) -> None:
     harness.write_frame({"error": f"setup: {error}"} if error else {"ok": None})
     for _ in range(0 if error else program["units"]):
         order = harness.read_frame()
-        names = {**link.bind(order), **module.__dict__}
+        names = {**link.bind(order), **module.__dict__, _TYPE_OF: link.type_of}
         if entry_point in link.defined:  # the setup may define it too, but it is the candidate's that is tested
             names[entry_point] = link.value(entry_point)
         failure = harness.guard(lambda order=order, names=names: run_unit(order, names, entry_point))  # type: ignore[misc]
@@ -73,11 +74,36 @@ def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> 
     """Raises what the first failing test raises."""
     before = dict(names)
     linecache.cache[harness.TESTS] = (len(order["run"]), None, order["run"].splitlines(keepends=True), harness.TESTS)
-    exec(compile(order["run"], harness.TESTS, "exec"), names)
+    exec(compile(_with_type_of(order["run"]), harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
     ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined, names)
     if not ran and not order["inline"]:
         raise AssertionError("no test ran")
+
+
+def _with_type_of(code: str) -> ast.Module:
+    """Test code that asks the candidate's jail for the type of an object, where it asks with `type(x)` or `x.__class__`."""
+    tree = ast.parse(code, harness.TESTS)
+    if "type(" in code or "__class__" in code:
+        tree = ast.fix_missing_locations(_TypeOf().visit(tree))
+    return tree
+
+
+class _TypeOf(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
+            return _call_type_of(node, node.args[0])
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        is_read = node.attr == "__class__" and isinstance(node.ctx, ast.Load)
+        return _call_type_of(node, node.value) if is_read else node
+
+
+def _call_type_of(node: ast.expr, value: ast.expr) -> ast.AST:
+    return ast.copy_location(ast.Call(func=ast.Name(id=_TYPE_OF, ctx=ast.Load()), args=[value], keywords=[]), node)
 
 
 def _run_check(defined: dict[str, Any], names: dict[str, Any], entry_point: str) -> int:
@@ -150,6 +176,16 @@ class Link:
         names |= {name: getattr(importlib.import_module(module), name) for name, module in order["library"].items()}
         return names | {name: self.module(name) for name in order["modules"]}
 
+    def type_of(self, value: object) -> Any:
+        """The class of a value, which is the candidate's for an object of its own."""
+        if isinstance(value, proxy.DataCopy):
+            return self.type_of(value.kestrel_original)
+        if not proxy.is_proxy(value):
+            return type(value)
+        if not proxy.is_proxy(cls := self.ask("type", value)):
+            self.give_up("the candidate's class is none")
+        return cls
+
     def numbers(self, names: list[str]) -> list[Any]:
         """The numbers of the candidate's objects that have these names."""
         refs = [self.defined[name].get("__ref__") for name in names if isinstance(self.defined.get(name), dict)]
@@ -204,6 +240,8 @@ class Link:
             self.give_up("the candidate's answer is not JSON")
         if not isinstance(reply, dict):
             self.give_up("the candidate's answer is not an object")
+        if "printed" in reply and sys.stdout is not sys.__stdout__:  # the tests look at what is printed
+            sys.stdout.write(str(reply["printed"]))
         return reply
 
     def write(self, message: dict[str, Any]) -> None:
@@ -328,11 +366,11 @@ class Link:
                 return {"__ref__": number}
         for number, known in enumerate(self.ours):
             if known is value:
-                return {"__fn__": [number, shared_objects.kind_of(value)]}
+                return {"__fn__": [number, *shared_objects.described(value)]}
         if isinstance(value, BaseException):
             return {"__fn__": self.share_error(value)}
         self.ours.append(value)
-        return {"__fn__": [len(self.ours) - 1, shared_objects.kind_of(value)]}
+        return {"__fn__": [len(self.ours) - 1, *shared_objects.described(value)]}
 
     def resolve(self, tag: str, body: Any) -> object:
         try:

@@ -1,14 +1,15 @@
 """Is the printed output the expected one? Pure, and linear in the size of both.
 
 Without a tolerance, the lines must be the same, apart from trailing white space and trailing empty lines. With one, the tokens of
-each line must be the same, but where a decimal number is expected, another number may differ from it by the tolerance. An
-expected integer, such as 1000000007, must be printed exactly.
+each line must be the same (a bracket or a comma is a token of its own), but where a decimal number is expected, another number
+may differ from it by the tolerance. An expected integer, such as 1000000007, must be printed exactly.
 """
 
 import math
 import re
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_SEPARATOR = re.compile(r"[\[\](){},;:=]")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -29,7 +30,7 @@ def normalise(output: str) -> list[str]:
 
 
 def _close_line(got: str, expected: str, tolerance: float) -> bool:
-    got_tokens, expected_tokens = got.split(), expected.split()
+    got_tokens, expected_tokens = _SEPARATOR.sub(r" \g<0> ", got).split(), _SEPARATOR.sub(r" \g<0> ", expected).split()
     return len(got_tokens) == len(expected_tokens) and all(
         _close_token(a, b, tolerance) for a, b in zip(got_tokens, expected_tokens, strict=True)
     )

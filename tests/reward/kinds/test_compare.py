@@ -61,3 +61,10 @@ def test_an_expected_integer_is_exact_whatever_stands_beside_it(got: int, expect
 @given(st.text(), st.sampled_from([None, 1e-6]))
 def test_output_is_the_same_as_itself(text: str, tolerance: float | None) -> None:
     assert same_output(text, text, tolerance)
+
+
+def test_a_tolerance_applies_to_numbers_between_brackets_and_commas() -> None:
+    assert same_output("[0.3333333, (x=0.5)]", "[0.333333333, (x=0.5000001)]", 1e-6)
+    assert not same_output("[0.4, (x=0.5)]", "[0.333333333, (x=0.5)]", 1e-6)
+    assert not same_output("[1000000001]", "[1000000002]", 1e-6)
+    assert not same_output("[0.5]", "(0.5000001)", 1e-6)

@@ -103,3 +103,38 @@ def test_a_class_that_the_tests_name_may_have_such_methods(sandbox: Sandbox) -> 
     code = "class Trie:\n    def __init__(self, words): self.words = words\n"
     code += "    def startswith(self, prefix): return any(word.startswith(prefix) for word in self.words)"
     assert passes(sandbox, "t = Trie(['ab'])\nassert t.startswith('a') and not t.startswith('b')", code, "Trie")
+
+
+def test_a_decorator_keeps_the_name_and_the_docstring_of_a_function_of_the_tests(sandbox: Sandbox) -> None:
+    tests = "@f\ndef g(a):\n    'doc'\n    return a\nassert g(2) == 2\nassert g.__name__ == 'g' and g.__doc__ == 'doc'"
+    code = "import functools\ndef f(fn):\n    @functools.wraps(fn)\n    def inner(*args): return fn(*args)\n    return inner"
+    assert passes(sandbox, tests, code)
+    assert not passes(sandbox, tests, "def f(fn): return lambda *args: fn(*args)")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "import io\nfrom contextlib import redirect_stdout\nwith redirect_stdout(io.StringIO()) as out:\n    f(3)\n"
+        "assert out.getvalue() == '3\\n'",
+        "from io import *\nfrom unittest.mock import patch\ndef test_f():\n    with patch('sys.stdout', new_callable=StringIO) as o:\n"
+        "        f(2)\n        f(3)\n    assert o.getvalue() == '2\\n3\\n'",
+    ],
+)
+def test_tests_may_look_at_what_a_call_prints(sandbox: Sandbox, tests: str) -> None:
+    assert passes(sandbox, tests, "print('loaded')\ndef f(x): print(x)")
+    assert passes(sandbox, tests, "import sys\ndef f(x): sys.stdout.buffer.write(b'%d\\n' % x)")
+    assert not passes(sandbox, tests, "def f(x): print(x, x)")
+    assert not passes(sandbox, tests, "def f(x): return x")
+
+
+def test_tests_may_ask_for_the_class_of_an_object(sandbox: Sandbox) -> None:
+    tests = (
+        "c = f('circle')\nassert type(c) is Circle and type(c) == Circle and c.__class__ is Circle\n"
+        "assert type(c).__name__ == 'Circle' and c.__class__.__name__ == 'Circle'\nassert type(f) is not Circle\n"
+        "assert type(c) is not dict and type(f('name')) is str"
+    )
+    code = "class Circle: pass\ndef f(kind): return Circle() if kind == 'circle' else kind"
+    assert passes(sandbox, tests, code)
+    assert not passes(sandbox, tests, code.replace("Circle()", "object()"))
+    assert not passes(sandbox, "assert type(f(1)) is dict", "class D:\n    __class__ = dict\ndef f(x): return D()")
