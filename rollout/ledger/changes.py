@@ -1,7 +1,7 @@
-"""What can happen to a ledger: the records that its journal keeps and that rebuild it.
+"""The changes of a ledger. The journal keeps these records, and replaying them rebuilds the ledger.
 
-`Durable` sums up everything that its checkpoint covers, so what it forgets need not be kept: a ledger is the last
-`Durable`, followed in their order by the other changes that outlive it and by those made since.
+`Durable` holds the sums over everything that its checkpoint covers, so older changes can be deleted. To rebuild a ledger,
+apply the last `Durable`, then in their order the earlier changes that outlive it and all later changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,30 @@ class DropKind(StrEnum):
     """Why a group is dropped. Nothing is ever dropped for being old."""
 
     NO_SIGNAL = "no_signal"  # all rewards equal
-    BAD_PROMPT = "bad_prompt"  # the engine refuses it
+    BAD_PROMPT = "bad_prompt"  # the engine refuses the prompt
     UNRUNNABLE = "unrunnable"  # its task cannot be graded
-    LEDGER_LOST = "ledger_lost"  # the ledger that knew of it was damaged (`rollout/ledger/new_ledger.py`)
+    LEDGER_LOST = "ledger_lost"  # the ledger that held the group was damaged (`rollout/ledger/new_ledger.py`)
 
 
 class LostKind(StrEnum):
     """Why reported tokens were not recorded."""
 
-    DUPLICATE = "duplicate"  # another sample of the same place was first
-    STALE = "stale"  # sampled by an older version than the trajectory allows
+    DUPLICATE = "duplicate"  # another report for the same position came first
+    STALE = "stale"  # sampled by a version older than the trajectory's floor
     GONE = "gone"  # the group was dropped or forgotten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admitted:
     group: int
-    version: int  # published when admitted: no token of the group may be older
+    version: int  # the published version at admission: no token of the group may be older
     prompt: Prompt
     completions: int
     eval_id: str = ""  # "" for a training group
 
 
 class Extended(NamedTuple):
-    """Like `Graded` a named tuple: nearly all changes are one of the two, and a tuple is made and written in half of the time."""
+    """A named tuple, like `Graded`: nearly all changes are of these two kinds, and a tuple takes half the time of a dataclass."""
 
     group: int
     trajectory: int
@@ -60,11 +60,11 @@ class Dropped:
 
 
 class TakenGroup(NamedTuple):
-    """The account of a group in a batch: all that the ledger must know of it until somebody asks for the batch."""
+    """The account of a group in a batch. The ledger needs no more of the group until the batch is requested."""
 
     group: int
-    tokens: Sequence[int]  # of each completion
-    digests: Sequence[Sequence[int]]  # of the segments of each (`Segment.digest`)
+    tokens: Sequence[int]  # [G], the length of each completion
+    digests: Sequence[Sequence[int]]  # [G], the digests of the segments of each completion (`Segment.digest`)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Taken:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
     version: int
-    engines: Sequence[str]  # ids of those that hold it
+    engines: Sequence[str]  # ids of the engines that hold this version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,16 +97,16 @@ class EvalClosed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopped:
-    """The run is over, until a trainer begins again."""
+    """The run is over until a trainer starts again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """The sums over what is forgotten, and the ledger's position."""
+    """The sums over everything that is forgotten, and the position of the ledger."""
 
     version: int = 0
     engines: Sequence[str] = ()
-    admitted: int = 0  # training groups, the dropped ones included: also the position in the stream of prompts
+    admitted: int = 0  # training groups, dropped ones included; also the position in the stream of prompts
     evals_admitted: int = 0  # evaluation groups
     steps_taken: int = 0
     oldest_step: int = 0  # the batches before it are forgotten
@@ -115,15 +115,15 @@ class Totals:
     dropped_groups: Mapping[str, int] = field(default_factory=dict)  # by kind
     dropped_tokens: Mapping[str, int] = field(default_factory=dict)
     lost_tokens: Mapping[str, int] = field(default_factory=dict)
-    trained_tokens: int = 0  # of forgotten batches
-    eval_tokens: int = 0  # of closed evaluations
+    trained_tokens: int = 0  # in forgotten batches
+    eval_tokens: int = 0  # in closed evaluations
     stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Durable:
     totals: Totals
-    forgotten: Sequence[int]  # groups
+    forgotten: Sequence[int]  # indices of groups
 
 
 Change = Admitted | Extended | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Stopped | Durable
@@ -131,7 +131,7 @@ CHANGES: dict[str, type] = {kind.__name__: kind for kind in Change.__args__}
 
 
 def outlives(change: Change, durable: Durable) -> bool:
-    """Whether an earlier change is still needed: it is part of a group or a batch that is not forgotten."""
+    """Returns whether an earlier change is still needed because its group or its batch is not forgotten."""
     match change:
         case Admitted() | Extended() | Graded() | Dropped():
             return change.group not in durable.forgotten

@@ -1,9 +1,9 @@
-"""The ledger's journal: one SQLite file, one writer, every acknowledged change on disk.
+"""The journal of the ledger: one SQLite file with one writer. Every acknowledged change is on disk.
 
-Changes are buffered by `append` and made durable together by `commit` (one transaction, `synchronous=FULL`: they survive
-kill -9 and a power loss). A `Durable` deletes what it forgets, so the file holds what is not yet covered by a checkpoint
-and no more. A rollback journal and not a WAL: what is committed lies in the one file, so that damage to it is seen and
-not taken for an earlier end, and it needs no shared memory, so the folder may be on a network file system that locks files.
+`append` buffers changes, and `commit` writes them in one transaction with `synchronous=FULL`, so they survive kill -9 and a
+power loss. A `Durable` deletes what it forgets, so the file holds only what no checkpoint covers yet. SQLite uses a rollback
+journal here, not a WAL, for two reasons: all committed data is in one file, so a damaged file cannot pass for a shorter one;
+and no shared memory is needed, so the folder may be on a network file system that locks files.
 """
 
 import json
@@ -24,7 +24,7 @@ from rollout.ledger.wire import WireError, pack, unpack
 
 FORMAT = "kestrel-ledger-4"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
-PAGE_BYTES = 16384  # a segment's row in one or two
+PAGE_BYTES = 16384  # the row of one segment then fits into one or two pages
 SETTINGS = (
     "PRAGMA locking_mode=EXCLUSIVE",
     "PRAGMA journal_mode=TRUNCATE",
@@ -39,25 +39,25 @@ TABLES = (
     "CREATE INDEX changes_by_group ON changes (group_index)",
 )
 ROWS = "UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'rows'"
-DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the second where SQLite would name something whose name is damaged
+DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # SQLite raises the second when its error message quotes damaged text
 log = logging.getLogger("queue")
 
 
 class JournalError(RuntimeError):
-    """A journal that cannot be read or written; the message names the file and what to do."""
+    """The journal cannot be read or written. The message names the file and what to do."""
 
 
 class JournalUnavailable(JournalError):
-    """It cannot be read or written now: a full disk, another server that has not ended yet."""
+    """It cannot be read or written now: the disk is full, or another server still uses it."""
 
 
 class JournalDamaged(JournalError):
-    """Its contents are not what was written."""
+    """Its contents differ from what was written."""
 
 
 class Journal:
     def __init__(self, path: str | Path, rules: Rules) -> None:
-        """Opens or makes the journal and locks it for this process. Raises JournalError."""
+        """Opens or creates the journal, and locks it for this process. Raises JournalError."""
         self.path = Path(path)
         self._file = self.path.resolve()
         self._pending: list[Change] = []
@@ -87,9 +87,9 @@ class Journal:
         self.close()
 
     def read(self) -> Iterator[Change]:
-        """What `Ledger.replay` needs: the last `Durable` first, and of the groups in a batch no more than the batch says.
+        """The changes that `Ledger.replay` needs: the last `Durable` first, and only the account of groups that are in a batch.
 
-        All that is there is checked before any of it is given. Raises JournalError for any damage.
+        The whole file is checked before the first change is returned. Raises JournalError for any damage.
         """
         with self._errors("read"):
             self._check()
@@ -100,16 +100,16 @@ class Journal:
             yield from self._changes(f"WHERE kind != 'Durable' AND ({others}) ORDER BY seq", json.dumps(taken))
 
     def _check(self) -> None:
-        """Each change by its checksum, all by their number, and what finds them by SQLite's own check."""
+        """Checks the checksum of each change, the number of changes, and the structure of the file with SQLite's own check."""
         expected, found = self._rows(), sum(1 for _ in self._checked("ORDER BY seq"))
         if found != expected:
-            raise self._damaged(f"{expected} changes were written, {found} are there")
+            raise self._damaged(f"{expected} changes were written, but {found} were found")
         damage = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if damage != "ok":
             raise self._damaged(str(damage).splitlines()[-1])
 
     def group(self, index: int) -> Iterator[Change]:
-        """All that is recorded of a group, in order. Raises JournalError."""
+        """All changes of a group, in order. Raises JournalError."""
         with self._errors("read"):
             yield from self._changes("WHERE group_index = ? ORDER BY seq", index)
 
@@ -118,7 +118,7 @@ class Journal:
             yield unpack(CHANGES[kind], body)
 
     def _checked(self, where: str, *values: int | str) -> Iterator[tuple[str, bytes]]:
-        """The kind and body of changes, each as it was written."""
+        """The kind and the body of each selected change, after its checksum was checked."""
         for *place, crc, body in self._db.execute(f"SELECT seq, kind, group_index, step, crc, body FROM changes {where}", values):
             if not isinstance(body, bytes) or _checksum(place, body) != crc:
                 raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
@@ -128,7 +128,7 @@ class Journal:
         self._pending.extend(changes)
 
     def commit(self) -> int:
-        """Writes what was appended, in one transaction; how many changes. Raises JournalError, and then nothing is written."""
+        """Writes all appended changes in one transaction, or none. Returns their number. Raises JournalError."""
         pending, self._pending = self._pending, []
         if not pending:
             return 0
@@ -143,14 +143,14 @@ class Journal:
         return len(pending)
 
     def belong_to(self, prompts: str) -> None:
-        """Ties it to the stream of prompts in which its groups have their places. Raises JournalError if it has another."""
+        """Binds the journal to a stream of prompts, given by its digest. Raises JournalError if it is bound to another stream."""
         with self._errors("write"):
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('prompts', ?)", (prompts,))
             found = self._db.execute("SELECT value FROM meta WHERE key = 'prompts'").fetchone()[0]
         if found != prompts:
             raise JournalError(
-                f"{self.path} began with other prompts: some would be skipped, and others come again. Bring back data.train, "
-                "data.seed, data.max_prompt_tokens and the tokenizer in model.path as they were, or start a new run"
+                f"{self.path} began with other prompts, so some would be skipped and others repeated. Restore data.train, "
+                "data.seed, data.max_prompt_tokens and the tokenizer in model.path, or start a new run"
             )
 
     def close(self) -> None:
@@ -164,20 +164,20 @@ class Journal:
             raise self._error("open", error) from error
         if not locks:
             raise JournalError(
-                f"cannot open {self.path}: {folder} is on {kind or 'a file system'} that does not lock files, so nothing would "
-                "keep two queue servers apart. Mount it with locks (Lustre: -o flock; NFS: version 4, or a running lock daemon), "
+                f"cannot open {self.path}: {folder} is on {kind or 'a file system'} that does not lock files, so two queue "
+                "servers could write at once. Mount it with locks (Lustre: -o flock; NFS: version 4, or a running lock daemon), "
                 f"or make {self.path} a link to a file on another disk"
             )
         if is_network(kind):
-            log.warning("%s is on %s: a commit waits for its server, and locks must hold on all nodes", self.path, kind)
+            log.warning("%s is on %s: commits wait for its server, and file locks must work across nodes", self.path, kind)
 
     def _check_nothing_is_left(self) -> None:
-        rollback = self._file.with_name(f"{self._file.name}-journal")  # SQLite's own; it would be taken for the new file's
+        rollback = self._file.with_name(f"{self._file.name}-journal")  # made by SQLite, which would apply it to the new file
         if rollback.exists() and rollback.stat().st_size:
-            raise self._damaged(f"it is gone: only {rollback.name} is left")
+            raise self._damaged(f"it is missing, and only {rollback.name} is left")
 
     def _make(self, rules: Rules) -> None:
-        """The file is whole or not there: an empty one is what a truncation leaves."""
+        """Writes the file under another name and renames it, so an empty journal can only come from damage."""
         unfinished = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         unfinished.unlink(missing_ok=True)
         db = sqlite3.connect(unfinished, isolation_level=None)
@@ -224,7 +224,7 @@ class Journal:
         self._db.execute(ROWS, (len(rows),))
 
     def _forget(self, durable: Durable) -> None:
-        """Deletes what does not outlive it (`changes.outlives`)."""
+        """Deletes all changes that do not outlive this one (`changes.outlives`)."""
         deleted = self._db.execute("DELETE FROM changes WHERE group_index IS NULL AND step IS NULL").rowcount
         deleted += self._db.execute("DELETE FROM changes WHERE step < ?", (durable.totals.oldest_step,)).rowcount
         groups = [(group,) for group in durable.forgotten]
@@ -235,8 +235,8 @@ class Journal:
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         if meta.get("format") != FORMAT:
             raise JournalError(
-                f"{self.path} has another format ({meta.get('format')!r}, not {FORMAT!r}): go on with the kestrel that "
-                f"began the run, or give up what the newest checkpoint does not cover: {self._new_ledger}"
+                f"{self.path} has another format ({meta.get('format')!r}, not {FORMAT!r}): resume with the version of kestrel "
+                f"that started the run, or give up what the newest checkpoint does not cover: {self._new_ledger}"
             )
         try:
             made_with = dict(json.loads(meta["rules"]))
@@ -252,7 +252,7 @@ class Journal:
     def _rows(self) -> int:
         found = self._db.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
         if found is None or not str(found[0]).isdecimal():
-            raise self._damaged("it does not say how many changes it holds")
+            raise self._damaged("its number of changes is missing")
         return int(found[0])
 
     @contextmanager
@@ -270,9 +270,9 @@ class Journal:
 
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(
-            f"{self.path} is damaged ({what}): nothing of it was used. Put it aside with its -journal, and bring back a copy "
-            "that is at least as new as the newest checkpoint; or give up what that does not cover, which is counted and "
-            f"said: {self._new_ledger}"
+            f"{self.path} is damaged ({what}), and nothing in it was used. Move it and its -journal file away and restore a copy "
+            "that is at least as new as the newest checkpoint; or give up what that checkpoint does not cover, which is counted "
+            f"and printed: {self._new_ledger}"
         )
 
     def _error(self, what: str, error: Exception) -> JournalError:
@@ -282,8 +282,8 @@ class Journal:
         if any(sign in text for sign in ("malformed", "not a database", "no such table", "no such column", "decode")):
             return self._damaged(text)
         return JournalUnavailable(
-            f"cannot {what} {self.path}: {text}; look for free space and rights in {self.path.parent}, and on a network "
-            "file system for its server"
+            f"cannot {what} {self.path}: {text}; check the free space and the permissions of {self.path.parent}, and on a "
+            "network file system its server"
         )
 
 
@@ -292,5 +292,5 @@ def _fixed(rules: Rules) -> dict[str, int]:
 
 
 def _checksum(place: Sequence[Any], body: bytes) -> int:
-    """Of a change and of where it stands."""
+    """A checksum over a change and its place in the journal."""
     return zlib.crc32(body, zlib.crc32(repr(tuple(place)).encode()))

@@ -10,27 +10,27 @@ from rollout.ledger.rules import Rules
 from rollout.ledger.state import LedgerState, TrajectoryState
 
 Key = tuple[int, int]  # (group, trajectory)
-_new = tuple.__new__  # half the time of the named tuple's own constructor
+_new = tuple.__new__  # takes half the time of the named tuple's own constructor
 
 
 class Lease(NamedTuple):
     position: Position
     holder: str
-    max_new_tokens: int  # 0 to grade
+    max_new_tokens: int  # 0 for a lease to grade
 
 
 class Leases:
-    """Leases on the open trajectories of a state: to generate the next segment of, or to grade.
+    """Leases on open trajectories. A lease is to generate the next segment, or to grade.
 
-    Both kinds are granted oldest group first, from heaps. An entry is checked when it comes to the top, so that entries need
-    not be removed from the middle.
+    Both kinds are granted from heaps, oldest group first. An entry is checked when it reaches the top, because removing outdated
+    entries from the middle of a heap would be slow.
     """
 
     def __init__(self, rules: Rules, state: LedgerState) -> None:
         self._cap_tokens, self._segment_tokens = rules.max_completion_tokens, rules.segment_tokens
         self._state = state
         self._leases: dict[Key, Lease] = {}
-        self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same ones
+        self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same leases
         self._to_generate: list[Key] = []
         self._to_grade: list[Key] = []
 
@@ -41,7 +41,7 @@ class Leases:
         return self._grant(self._to_grade, holder, count, grading=True)
 
     def adopt(self, holder: str, position: Position) -> bool:
-        """Whether the holder may keep this lease: it stands where the ledger stands and nobody else has it."""
+        """Returns whether the holder may keep this lease: its position is the current one, and nobody else has the lease."""
         trajectory = self.open_trajectory(position.group, position.trajectory)
         if trajectory is None or trajectory.verdict is not None or trajectory.length != position.offset:
             return False
@@ -58,7 +58,7 @@ class Leases:
 
     @property
     def to_generate(self) -> bool:
-        """Whether there may be a segment to lease; False: there is none."""
+        """False if there is no segment to lease. If True, there may be one."""
         return bool(self._to_generate)
 
     @property
@@ -74,12 +74,12 @@ class Leases:
         return True
 
     def begin(self, group: int, trajectories: int) -> None:
-        """A group is new."""
+        """Makes the trajectories of a new group available to generate."""
         for i in range(trajectories):
             heapq.heappush(self._to_generate, (group, i))
 
     def moved(self, key: Key) -> None:
-        """The trajectory has moved on or was given back: whatever lease it had is over, and it may be leased again."""
+        """Ends the lease on a trajectory that was extended or given back, and makes it available again."""
         self.over(key)
         group = self._state.groups.get(key[0])
         if group is not None:
@@ -87,7 +87,7 @@ class Leases:
             heapq.heappush(heap, key)
 
     def over(self, key: Key) -> None:
-        """Nothing is left to be done on the trajectory."""
+        """Ends the lease on a trajectory. It is not made available again."""
         lease = self._leases.pop(key, None)
         if lease is not None:
             held = self._by_holder[lease.holder]
@@ -96,13 +96,13 @@ class Leases:
                 del self._by_holder[lease.holder]
 
     def end(self, groups: Iterable[int]) -> None:
-        """These groups are gone."""
+        """Ends all leases on these groups, which were dropped or forgotten."""
         gone = set(groups)
         for key in [key for key in self._leases if key[0] in gone]:
             self.over(key)
 
     def reconsider(self) -> None:
-        """Another version is published: trajectories that had to wait for it may be leased now."""
+        """Makes trajectories available that waited for a version which is published now."""
         self._to_generate = [
             key
             for index, group in self._state.groups.items()
@@ -119,11 +119,11 @@ class Leases:
         return found.trajectories[trajectory]
 
     def phases(self, group: int) -> Counter[str]:
-        """How many of a group's trajectories are to_generate, generating, to_grade, grading and graded."""
+        """The number of a group's trajectories in each phase: to_generate, generating, to_grade, grading, graded."""
         return Counter(self._phase((group, i), t) for i, t in enumerate(self._state.groups[group].trajectories))
 
     def holders(self, group: int) -> set[str]:
-        """Who has leases on trajectories of a group."""
+        """The holders of leases on trajectories of a group."""
         count = len(self._state.groups[group].trajectories)
         return {lease.holder for i in range(count) if (lease := self._leases.get((group, i))) is not None}
 
@@ -140,7 +140,7 @@ class Leases:
                 if trajectory.verdict is not None or trajectory.finish is None:
                     continue
             elif trajectory.finish is not None or trajectory.floor > version:
-                continue  # its version must be reached again first (`rewind`); `reconsider` brings it back then
+                continue  # after a rewind its version must be published again first; `reconsider` then restores it
             granted.append(self._begin(key, holder, trajectory))
         return granted
 

@@ -1,13 +1,13 @@
 """The ledger: the off-policy contract as a pure state machine. No clock, socket, file or thread.
 
-A decision method checks what is asked and answers with `Change` records; `apply` is the only thing that alters what
-must last, and replaying the changes rebuilds the ledger. So whoever drives it writes
+A decision method checks a request and returns `Change` records. Only `apply` alters the durable state, and replaying all
+changes rebuilds the ledger. So the caller writes
 
     changes = ledger.admit(prompt)
-    ledger.apply(*changes)  # and journals them
+    ledger.apply(*changes)  # and writes them to the journal
 
-Leases are not changes: they die with the server, and `adopt` takes them up again. Reports are accepted by position,
-whoever sends them, so nothing that was finished is lost and repeats are harmless. `docs/ledger.md` states the law.
+Leases are not changes: they are lost with the server, and `adopt` restores them. Reports are accepted by position, whoever
+sends them, so no finished work is lost and repeated reports are harmless. `docs/ledger.md` states the rules.
 """
 
 from bisect import bisect_right
@@ -45,7 +45,7 @@ RETURNED = "returned"
 
 
 class LedgerError(RuntimeError):
-    """An event that the contract forbids; the ledger is unchanged."""
+    """The contract forbids this request. The ledger is unchanged."""
 
 
 class Ledger:
@@ -63,27 +63,27 @@ class Ledger:
             ledger.apply(change)
         return ledger
 
-    # Memory: what was trained on is needed again only if the trainer goes back, and whoever keeps the changes has it.
+    # Memory: groups that were trained on are needed again only if the trainer goes back. The journal still has them.
 
     def unload_trained(self) -> None:
-        """Lets go of all but the accounts of the batches before the version."""
+        """Frees the groups of all batches before the published version. Only their accounts stay in memory."""
         state = self.state
         for step in range(state.oldest_step, state.version):
             for index in state.batches[step]:
                 state.loaded.pop(index, None)
 
     def unloaded(self, step: int) -> list[int]:
-        """The groups of a batch that must be loaded before `batch(step)`."""
+        """The groups that must be loaded before `batch(step)` can be called."""
         return [index for index in self.state.batches.get(step, ()) if index not in self.state.loaded]
 
     def load(self, index: int, changes: Iterable[Change]) -> None:
-        """Takes back a group of a batch: all changes to it, in their order."""
+        """Loads a group of a batch again, from all its changes in their order."""
         alone = LedgerState(self.rules)
         for change in changes:
             alone.apply(change)
         group = alone.groups.get(index)
         if group is None or group.ungraded or group.account() != self.state.taken[index]:
-            raise LedgerError(f"group {index} is not what it was when its batch was taken")
+            raise LedgerError(f"group {index} differs from the group that was taken into its batch")
         self.state.loaded[index] = group
 
     @property
@@ -93,7 +93,7 @@ class Ledger:
 
     @property
     def admitted(self) -> int:
-        """Training groups admitted so far, the dropped ones included: the position in the stream of prompts."""
+        """How many training groups were admitted so far, dropped ones included. This is the position in the stream of prompts."""
         return self.state.admitted
 
     # Admission.
@@ -103,7 +103,7 @@ class Ledger:
         return live < self.rules.admissible(self.state.version) and not self._too_many_drops
 
     def admit(self, prompt: Prompt) -> Changes:
-        """A new training group, of the prompt at position `admitted`."""
+        """Admits a training group for the prompt at position `admitted`."""
         state = self.state
         if not self.may_admit():
             raise LedgerError(f"group {state.admitted} may not be admitted yet at version {state.version}")
@@ -111,11 +111,12 @@ class Ledger:
         return (Admitted(group=state.admitted, version=state.version, prompt=prompt, completions=completions),)
 
     def admit_eval(self, eval_id: str, prompts: Sequence[Prompt], completions: int) -> Changes:
-        """Groups outside admission, order and training, with negative indices; they are leased first."""
+        """Admits the groups of an evaluation. They have negative indices, are leased first, and are never trained on."""
         if eval_id in self.state.evals:
             return ()
         if not eval_id or not prompts or completions < 1:
-            raise LedgerError(f"evaluation {eval_id!r} of {len(prompts)} prompts x {completions}: all must be given")
+            found = f"{len(prompts)} prompts x {completions} completions"
+            raise LedgerError(f"evaluation {eval_id!r} has {found}: it needs an id, and at least one of each")
         first, version = -1 - self.state.evals_admitted, self.state.version
         return tuple(
             Admitted(group=first - i, version=version, prompt=prompt, completions=completions, eval_id=eval_id)
@@ -125,24 +126,24 @@ class Ledger:
     # Leases.
 
     def lease_segments(self, engine: str, count: int, holder: str = "") -> list[Lease]:
-        """Up to `count` segments to generate, for an engine that holds the published version."""
+        """Leases up to `count` segments to an engine that holds the published version."""
         return self.leases.grant_segments(holder or engine, count) if engine in self.state.engines else []
 
     def lease_grading(self, holder: str, count: int) -> list[Lease]:
         return self.leases.grant_grading(holder, count)
 
     def adopt(self, holder: str, position: Position) -> bool:
-        """Whether a holder that says it has this lease may keep it."""
+        """Returns whether a holder that claims this lease may keep it."""
         return self.leases.adopt(holder, position)
 
     def release(self, holder: str) -> int:
-        """Gives back all leases of a holder that is gone; how many."""
+        """Takes back all leases of a holder that is gone. Returns how many there were."""
         return sum(self.leases.release(holder, position) for position in self.leases.held(holder))
 
     # Reports.
 
     def report(self, position: Position, segment: Segment, holder: str = "") -> tuple[str, Changes]:
-        """What became of a segment, and the changes. An empty one with finish CUT gives the lease back."""
+        """Records a segment. Returns the outcome and the changes. An empty segment with finish CUT gives the lease back."""
         group, index, offset = position
         if group in self.state.taken:
             return self._report_taken(position, segment)
@@ -150,9 +151,9 @@ class Ledger:
         if trajectory is None:
             return self._lost(LostKind.GONE, segment)
         if offset > trajectory.length:
-            raise LedgerError(f"{position} is beyond the {trajectory.length} tokens that are recorded")
+            raise LedgerError(f"{position} is beyond the {trajectory.length} recorded tokens")
         if offset < trajectory.length or trajectory.finish is not None:
-            if trajectory.holds(offset, segment):  # the same report again: the answer to the first one was lost
+            if trajectory.holds(offset, segment):  # a repeated report: the answer to the first one was lost
                 return RECORDED, ()
             return self._lost(LostKind.DUPLICATE, segment)
         tokens = len(segment.tokens)
@@ -166,7 +167,7 @@ class Ledger:
         return RECORDED, (Extended(group, index, segment),)
 
     def grade(self, group: int, trajectory: int, verdict: Verdict) -> tuple[str, Changes]:
-        """Records a verdict; the last one of a group without signal also drops it, if the rules say so."""
+        """Records a verdict. With `drop_no_signal`, the last verdict of a group also drops it if all its rewards are equal."""
         if group in self.state.taken:
             return LostKind.DUPLICATE, ()
         found = self._reported(group, trajectory)
@@ -185,7 +186,7 @@ class Ledger:
         return RECORDED, (graded,)
 
     def drop(self, group: int, kind: DropKind, reason: str) -> Changes:
-        """Gives up a group that cannot be run. Repeating it changes nothing."""
+        """Drops a group that cannot be run. Repeating it changes nothing."""
         self._check_known(group)
         if group in self.state.taken:
             raise LedgerError(f"group {group} is part of a batch and cannot be dropped ({kind}: {reason})")
@@ -197,7 +198,7 @@ class Ledger:
     # The trainer.
 
     def take(self, step: int) -> Changes | None:
-        """Forms the batch of this step; nothing to do if it was taken before; None if it is not there yet."""
+        """Forms the batch of this step. Returns no changes if it was taken before, and None if it is not ready yet."""
         state = self.state
         if step in state.batches and step <= state.version:
             return ()
@@ -205,8 +206,8 @@ class Ledger:
             raise LedgerError(f"step {step} does not exist: the run has {self.rules.total_steps} steps")
         if step != state.version or step != state.steps_taken:
             raise LedgerError(
-                f"step {step} cannot be taken: the fleet has version {state.version}, {state.steps_taken} steps were "
-                f"taken, and those before {state.oldest_step} are forgotten"
+                f"step {step} cannot be taken: the fleet has version {state.version}, {state.steps_taken} steps were taken, "
+                f"and the steps before {state.oldest_step} are forgotten"
             )
         if self._too_many_drops:
             raise LedgerError(
@@ -218,23 +219,23 @@ class Ledger:
         return None if groups is None else (Taken(step=step, groups=tuple(state.untaken[i].account() for i in groups)),)
 
     def takeable(self) -> tuple[int, ...] | None:
-        """The next batch: the oldest ready groups, of which at most W bypass the oldest that is not ready."""
+        """The next batch: the oldest ready groups. At most W of them may bypass the oldest group that is not ready."""
         if not self._takeable_is_known:
             self._takeable, self._takeable_is_known = self._next_batch(), True
         return self._takeable
 
     def batch(self, step: int) -> Batch:
-        """A batch that was taken and is not forgotten."""
+        """The batch of a step that was taken and is not forgotten."""
         return Batch(step=step, groups=tuple(parts.assemble() for parts in self.parts(step)))
 
     def parts(self, step: int) -> list[GroupParts]:
-        """What this batch is assembled from."""
+        """The parts from which the batch of this step is assembled."""
         if step not in self.state.batches:
             raise LedgerError(f"there is no batch of step {step}: not taken yet, or forgotten")
         return [self.state.loaded[index].parts() for index in self.state.batches[step]]
 
     def advance(self, version: int, engines: Iterable[str]) -> Changes:
-        """The step before `version` is done and exactly these engines hold the result."""
+        """The step before `version` is done, and exactly these engines hold the new weights."""
         if version != self.state.version + 1:
             return self.published(version, engines)
         if self.state.steps_taken < version:
@@ -242,14 +243,14 @@ class Ledger:
         return (Published(version=version, engines=tuple(sorted(engines))),)
 
     def published(self, version: int, engines: Iterable[str]) -> Changes:
-        """Exactly these engines hold the present version."""
+        """Exactly these engines hold the current version."""
         if version != self.state.version:
             raise LedgerError(f"version {version} was pushed, but the ledger is at version {self.state.version}")
         holders = frozenset(engines)
         return () if self.state.engines == holders else (Published(version=version, engines=tuple(sorted(holders))),)
 
     def rewind(self, version: int) -> Changes:
-        """The trainer starts from the checkpoint of `version`: later batches are served again, as they were."""
+        """The trainer starts from the checkpoint of `version`. Later batches are served again, unchanged."""
         state = self.state
         if not state.oldest_step <= version <= state.version:
             raise LedgerError(
@@ -260,7 +261,7 @@ class Ledger:
         return () if unchanged else (Rewound(version=version),)
 
     def durable(self, version: int) -> Changes:
-        """The checkpoint of `version` is safe: the batches before it are forgotten."""
+        """The checkpoint of `version` is on disk, so the batches before it are forgotten."""
         state = self.state
         if version > state.version:
             raise LedgerError(f"the checkpoint of version {version} is ahead of the ledger, at version {state.version}")
@@ -272,7 +273,7 @@ class Ledger:
         return (Durable(totals=totals, forgotten=(*trained, *state.dead)),)
 
     def stop(self) -> Changes:
-        """The run is over, until a trainer begins again (`rewind`)."""
+        """The run is over until a trainer starts again (`rewind`)."""
         return () if self.state.stopped else (Stopped(),)
 
     # Evaluations.
@@ -280,7 +281,7 @@ class Ledger:
     def eval_result(self, eval_id: str) -> EvalResult | None:
         """None until every completion is graded."""
         if eval_id not in self.state.evals:
-            raise LedgerError(f"no evaluation {eval_id!r}: never started, collected, or ended by a restart of the trainer")
+            raise LedgerError(f"no evaluation {eval_id!r}: it was never started, was closed, or ended when the trainer restarted")
         groups = [self.state.groups[index] for index in self.state.evals[eval_id]]
         if any(g.ungraded and not g.dropped for g in groups):
             return None
@@ -299,13 +300,13 @@ class Ledger:
     # Changes.
 
     def apply(self, *changes: Change) -> None:
-        """Makes changes true: the state, and what may be leased in it."""
+        """Applies changes to the state, and updates the leases and what may be leased."""
         for change in changes:
             self.state.apply(change)
             match change:
                 case Extended():
                     self.leases.moved(change[:2])
-                    continue  # no group is any nearer to being taken
+                    continue  # this makes no group ready
                 case Graded():
                     self.leases.over(change[:2])
                     if self.state.groups[change.group].ungraded:
@@ -325,18 +326,18 @@ class Ledger:
                     self.leases.reconsider()
             self._takeable_is_known = False
 
-    # What a lease is about, and what is waited for.
+    # The content of a lease, and what the next batch waits for.
 
     def prompt(self, group: int) -> Prompt:
         return self.state.groups[group].prompt
 
     def completion(self, position: Position) -> tuple[list[I32], Finish | None]:
-        """The tokens of each segment of a trajectory so far."""
+        """The tokens of each recorded segment of a trajectory, and its finish if it has one."""
         trajectory = self.state.groups[position.group].trajectories[position.trajectory]
         return [segment.tokens for segment in trajectory.segments], trajectory.finish
 
     def unready(self, count: int) -> list[int]:
-        """The oldest untaken groups that are not ready: what the next batch waits for."""
+        """The oldest untaken groups that are not ready. The next batch waits for them."""
         return list(islice((index for index, group in self.state.untaken.items() if group.ungraded), count))
 
     def summary(self) -> dict[str, Any]:
@@ -370,7 +371,7 @@ class Ledger:
         return None
 
     def _reported(self, group: int, trajectory: int) -> TrajectoryState | None:
-        """What a report is about; None if it is gone."""
+        """The trajectory of a report, or None if its group was dropped or forgotten."""
         record = self.state.groups.get(group)
         if record is None:
             self._check_known(group)
@@ -380,17 +381,17 @@ class Ledger:
         return None if record.dropped else record.trajectories[trajectory]
 
     def _report_taken(self, position: Position, segment: Segment) -> tuple[str, Changes]:
-        """Of a group in a batch, which is complete: whether this is a part of it."""
+        """Answers a report for a group in a batch. The group is complete, so the segment is a repeat or it is lost."""
         account, (group, index, offset) = self.state.taken[position.group], position
         if not 0 <= index < len(account.tokens):
             raise LedgerError(f"group {group} has {len(account.tokens)} trajectories, and no number {index}")
         if offset > account.tokens[index]:
-            raise LedgerError(f"{position} is beyond the {account.tokens[index]} tokens that are recorded")
+            raise LedgerError(f"{position} is beyond the {account.tokens[index]} recorded tokens")
         return (RECORDED, ()) if segment.digest(offset) in account.digests[index] else self._lost(LostKind.DUPLICATE, segment)
 
     def _check_known(self, group: int) -> None:
         if not -self.state.evals_admitted <= group < self.state.admitted:
-            raise LedgerError(f"there never was a group {group}: {self.state.admitted} were admitted")
+            raise LedgerError(f"group {group} does not exist: {self.state.admitted} groups were admitted")
 
     def _check_segment(self, position: Position, segment: Segment) -> None:
         tokens, cap = len(segment.tokens), self.rules.max_completion_tokens
@@ -402,7 +403,7 @@ class Ledger:
         if tokens and (newest := segment.versions.item(-1)) > self.state.steps_taken:
             raise LedgerError(
                 f"{position} was sampled by version {newest} of {segment.engine}, but only {self.state.steps_taken} "
-                "steps were taken: this engine has weights that are not this run's"
+                "steps were taken: this engine has the weights of another run"
             )
 
     @staticmethod
@@ -412,6 +413,6 @@ class Ledger:
 
 
 def _rewards(group: GroupState) -> F32:
-    """Of every completion; none if the group was dropped."""
+    """The reward of every completion; empty if the group was dropped."""
     graded = [] if group.dropped else [t.verdict.reward for t in group.trajectories if t.verdict is not None]
     return np.array(graded, dtype=np.float32)

@@ -1,10 +1,10 @@
-"""A new ledger for a run whose own is damaged, gone, or older than its newest checkpoint; and what that costs.
+"""Makes a new ledger for a run whose ledger is damaged, missing, or older than its newest checkpoint. Prints what was lost.
 
-    python -m rollout.ledger.new_ledger --run outputs/x        # then go on as usual: make run resume=outputs/x
+    python -m rollout.ledger.new_ledger --run outputs/x        # then resume as usual: make run resume=outputs/x
 
-It stands where the checkpoint does. Groups that had been admitted by then and were not trained on are counted as dropped
-(`ledger_lost`), with the tokens that were recorded of them; what came after the checkpoint is done again. No prompt that the
-checkpoint's weights were trained on comes twice. The old file is kept beside the new one; a ledger that is whole is left alone.
+The new ledger starts at the newest checkpoint. Groups that were admitted before it but not trained on count as dropped
+(`ledger_lost`), with their recorded tokens. Steps after the checkpoint are done again. No prompt that the checkpoint was
+trained on is repeated. The old file is kept beside the new one. A ledger that the run can still use is not replaced.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from rollout.ledger.rules import Rules, RulesError
 
 
 class NewLedgerError(RuntimeError):
-    """There is nothing to be done, or nothing to do it with; the message says why."""
+    """No new ledger is needed, or none can be made. The message says why."""
 
 
 class Loss(NamedTuple):
@@ -34,9 +34,9 @@ class Loss(NamedTuple):
 
 
 def totals_at(version: int, account: Mapping[str, Any], rules: Rules) -> tuple[Totals, Loss]:
-    """Where a ledger stands at the checkpoint of `version`, and what it has lost.
+    """The position of a ledger at the checkpoint of `version`, and what it has lost.
 
-    account: `Ledger.summary()` when the checkpoint was made, as its record has it.
+    account: `Ledger.summary()` at the time of the checkpoint, from the checkpoint's record.
     """
     dropped = Counter(account.get("dropped_groups", {}))
     trained = version * rules.groups_per_step
@@ -62,7 +62,7 @@ def totals_at(version: int, account: Mapping[str, Any], rules: Rules) -> tuple[T
 
 
 def newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
-    """The version of the newest checkpoint whose files are whole, and what it says of the ledger. Raises NewLedgerError."""
+    """The version of the newest undamaged checkpoint, and its account of the ledger. Raises NewLedgerError."""
     faults = []
     for version, checkpoint in reversed(checkpoint_files.complete(run / "checkpoints")):
         try:
@@ -71,19 +71,19 @@ def newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
         except checkpoint_files.SumsError as error:
             raise NewLedgerError(str(error)) from error
         faults.append(fault)
-    raise NewLedgerError("; ".join([*faults, f"{run / 'checkpoints'} holds no whole checkpoint to go on from: begin a new run"]))
+    raise NewLedgerError("; ".join([*faults, f"{run / 'checkpoints'} holds no undamaged checkpoint: start a new run"]))
 
 
 def _account(record: Path) -> Mapping[str, Any]:
     try:
         account: Mapping[str, Any] = json.loads(record.read_text())["extra"].get("ledger", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NewLedgerError(f"{record} does not say where the ledger stood ({error!r}): bring the checkpoint back") from error
+        raise NewLedgerError(f"{record} has no account of the ledger ({error!r}): restore the checkpoint from a copy") from error
     return account
 
 
 def renew(run: Path, rules: Rules) -> str:
-    """Puts a new ledger in the place of the old one; says what was lost. Raises NewLedgerError, JournalError."""
+    """Replaces the old ledger by a new one. Returns what was lost, as text. Raises NewLedgerError, JournalError."""
     version, account = newest_checkpoint(run)
     path = run / "ledger.db"
     if path.exists():
@@ -94,15 +94,15 @@ def renew(run: Path, rules: Rules) -> str:
         journal.append([Durable(totals=totals, forgotten=())])
         journal.commit()
     return (
-        f"{path} begins anew at version {version}. Lost are {loss.groups} groups that were admitted and not trained on, with "
-        f"{loss.tokens} tokens, counted as dropped ({DropKind.LEDGER_LOST}); what was done after version {version} is done again"
+        f"{path} starts again at version {version}. {loss.groups} groups that were admitted but not trained on are lost, with "
+        f"{loss.tokens} tokens; they count as dropped ({DropKind.LEDGER_LOST}). Steps after version {version} are done again"
         + (f". The old ledger is kept as {kept}" if kept else "")
-        + f". Go on with: make run resume={run}"
+        + f". Resume with: make run resume={run}"
     )
 
 
 def _check_useless(path: Path, rules: Rules, version: int, account: Mapping[str, Any]) -> None:
-    """Raises NewLedgerError if the run can go on with the ledger that it has, JournalUnavailable if that is in use."""
+    """Raises NewLedgerError if the run can resume with its present ledger, and JournalUnavailable if that is in use."""
     try:
         with Journal(path, rules) as journal:
             state = Ledger.replay(rules, journal.read()).state
@@ -111,13 +111,13 @@ def _check_useless(path: Path, rules: Rules, version: int, account: Mapping[str,
     except JournalError:  # damaged, or written by another version of this software
         return
     if state.oldest_step <= version <= state.version and state.admitted >= int(account.get("admitted_groups", 0)):
-        raise NewLedgerError(f"{path} is whole and belongs to the checkpoint of version {version}: there is nothing to mend")
+        raise NewLedgerError(f"{path} is undamaged and fits the checkpoint of version {version}: the run needs no new ledger")
 
 
 def _put_aside(path: Path) -> Path | None:
-    """Also where it is a link: the file stays, under another name beside the link's."""
+    """Renames the old ledger and keeps it. If it is a link, only the link is renamed."""
     kept = None
-    for old in (path, path.with_name(f"{path.name}-journal")):  # the second is SQLite's own
+    for old in (path, path.with_name(f"{path.name}-journal")):  # SQLite makes the second file
         if old.is_symlink() or old.exists():
             number = sum(1 for _ in path.parent.glob(f"{old.name}.damaged-*"))
             aside = old.with_name(f"{old.name}.damaged-{number}")

@@ -1,7 +1,7 @@
-"""The batches of a run that is not running, as its ledger keeps them.
+"""Reads batches from the ledger of a run that is not running.
 
-A ledger keeps what no kept checkpoint covers: the batches from the oldest kept checkpoint's version on. So whatever batch can be
-trained on again from the run's own weights is there.
+A ledger keeps all batches from the version of the oldest kept checkpoint on. So it has every batch that can be trained on again
+from one of the run's own checkpoints.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ from rollout.ledger.rules import Rules
 
 
 class NoSuchBatch(RuntimeError):
-    """A batch that is not to be had; the message says why."""
+    """A batch cannot be read. The message says why."""
 
 
 def steps(run_dir: Path, config: RunConfig) -> list[int]:
-    """The steps whose batches are there, in order; step s takes the weights from version s to s + 1. Raises NoSuchBatch."""
+    """The steps whose batches are kept, in order. Step s takes the weights from version s to s + 1. Raises NoSuchBatch."""
     with closing(_open(run_dir, config)) as journal:
         return sorted(change.step for change in _read(journal.read()) if isinstance(change, Taken))
 
 
 def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Batch]:
-    """The batches of these steps, in the order asked for. Raises NoSuchBatch."""
+    """The batches of these steps, in the order of `wanted`. Raises NoSuchBatch."""
     with closing(_open(run_dir, config)) as journal:
         taken = {change.step: change for change in _read(journal.read()) if isinstance(change, Taken)}
         if missing := [step for step in wanted if step not in taken]:
@@ -41,11 +41,11 @@ def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Bat
 def _open(run_dir: Path, config: RunConfig) -> Journal:
     path = run_dir / "ledger.db"
     if not path.is_file():
-        raise NoSuchBatch(f"{path} is not there: this run has recorded no batch")
+        raise NoSuchBatch(f"{path} does not exist: this run has recorded no batch")
     try:
         return Journal(path, Rules.of(config))
     except JournalError as error:
-        raise NoSuchBatch(f"{error}; a run can be read once its queue server has ended, or from a copy of its folder") from error
+        raise NoSuchBatch(f"{error}; read the run after its queue server has ended, or read a copy of its folder") from error
 
 
 def _read(changes: Iterator[Change]) -> Iterator[Change]:

@@ -1,7 +1,7 @@
-"""The records that travel between the parts of the system.
+"""The records that the parts of the system exchange.
 
-Frozen, keyword-only, slotted dataclasses; arrays are numpy, with shape and dtype in the field's line. Invariants are checked
-on construction, so a misaligned record cannot exist. Lengths: n tokens of a segment, L tokens of a trajectory.
+Frozen, keyword-only, slotted dataclasses; arrays are numpy, and the comment of each field gives its shape. Invariants are
+checked on construction, so a misaligned record cannot exist. A segment has n tokens, and a trajectory has L tokens.
 """
 
 import math
@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
 NOT_SAMPLED = -1
-"""The version of a token that no policy sampled (a prompt's)."""
+"""The version of a token that no policy sampled: a token of the prompt."""
 
 
 class RecordError(ValueError):
@@ -36,12 +36,12 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What one group answers."""
+    """The prompt of one group."""
 
     id: str
     tokens: I32  # [n], n >= 1, rendered through the model's chat template, the prefill included
-    task: Mapping[str, Any]  # how to grade it: opaque to everything but `reward/`
-    prefill: str = ""  # the beginning of the answer that the prompt's tokens already hold
+    task: Mapping[str, Any]  # how to grade an answer; only `reward/` reads it
+    prefill: str = ""  # the beginning of the answer; the prompt's tokens include it
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class Segment:
         versions = self.versions
         if versions.strides != (0,) and (versions[1:] < versions[:-1]).any():  # stride 0: one version throughout
             raise RecordError(f"versions of a segment must not decrease, got {versions.tolist()}")
-        if not math.isfinite(np.add.reduce(self.logprobs)) and not np.isfinite(self.logprobs).all():  # the sum is quick
+        if not math.isfinite(np.add.reduce(self.logprobs)) and not np.isfinite(self.logprobs).all():  # the sum is fast to check
             raise RecordError("a segment holds log-probs that are not finite")
 
     def digest(self, offset: int) -> int:
-        """Of what was sampled, and where in the completion."""
+        """A checksum over the tokens, their log-probs, and the offset in the completion."""
         return zlib.crc32(np.ascontiguousarray(self.logprobs).data, zlib.crc32(np.ascontiguousarray(self.tokens).data, offset))
 
 
@@ -81,7 +81,7 @@ class Trajectory:
     """A prompt and one completion, token by token, graded."""
 
     tokens: I32  # [L]
-    sampled: Bool  # [L], True where the policy chose the token
+    sampled: Bool  # [L], True where the policy sampled the token
     logprobs: F32  # [L], behaviour log-probs; 0 where not sampled
     versions: I32  # [L], NOT_SAMPLED where not sampled
     reward: float
@@ -105,7 +105,7 @@ class Trajectory:
 
     @classmethod
     def of(cls, *, prompt: I32, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
-        """The prompt's tokens followed by exactly what its segments sampled."""
+        """Joins the tokens of the prompt and the tokens of its segments, unchanged."""
         n, sampled = len(prompt), sum(len(s.tokens) for s in segments)
         return cls(
             tokens=np.concatenate([prompt, *(s.tokens for s in segments)]),
@@ -124,7 +124,7 @@ class Trajectory:
         return int(self.sampled.sum())
 
     def lag(self, version: int) -> int:
-        """The largest lag of its tokens for a trainer at `version`."""
+        """The largest lag, in versions, of its tokens behind a trainer at `version`."""
         return version - int(self.versions[self.sampled].min())
 
 
@@ -147,7 +147,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The groups of one RL step: what takes the weights from version `step` to `step + 1`."""
+    """The groups of one RL step, which takes the weights from version `step` to `step + 1`."""
 
     step: int
     groups: Sequence[Group]
@@ -159,7 +159,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a judge says of one completion."""
+    """The result of grading one completion."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -183,11 +183,11 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupParts:
-    """What a `Group` is made of: a prompt once, and what was sampled for it."""
+    """A `Group` before it is assembled: the prompt, which is stored once, and its completions."""
 
     prompt_id: str
     index: int
-    prompt: I32  # [n], its tokens
+    prompt: I32  # [n], the prompt's tokens
     completions: Sequence[Completion]
 
     def assemble(self) -> Group:
@@ -198,20 +198,20 @@ class GroupParts:
 
 
 class Position(NamedTuple):
-    """Where a lease stands: its holder continues this trajectory at this token. Reports are accepted by position."""
+    """The position of a lease: its holder continues this trajectory at this offset. Reports are accepted by position."""
 
-    group: int  # index of the group; negative for an evaluation's
+    group: int  # index of the group; negative for a group of an evaluation
     trajectory: int  # 0 <= trajectory < G
     offset: int  # completion tokens that are already recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentWork:
-    """A lease to generate: feed `input_tokens`, sample at most `max_new_tokens`, report at `position`."""
+    """A lease to generate: continue `input_tokens` by at most `max_new_tokens` tokens, and report them at `position`."""
 
     position: Position
     input_tokens: I32  # [n], the prompt and the completion so far
-    max_new_tokens: int  # min(segment_tokens, what is left under max_completion_tokens)
+    max_new_tokens: int  # min(segment_tokens, max_completion_tokens - offset)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,20 +221,20 @@ class GradingWork:
     position: Position
     prompt_id: str
     task: Mapping[str, Any]
-    prefill: str  # the beginning of the answer, which the prompt held
+    prefill: str  # the beginning of the answer, which is part of the prompt
     completion: str  # decoded, without special tokens
     finish: Finish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """An engine of the fleet. Restarted, it has another epoch and is another engine: it holds no version until a push."""
+    """An engine of the fleet. A restarted engine has a new epoch and counts as a new one: it holds no version until a push."""
 
     name: str
     url: str
     tp: int
     epoch: int  # changes whenever the engine's weights may have changed without a push
-    version: int | None = None  # the published version, or None if the engine does not hold it
+    version: int | None = None  # the published version if the engine holds it, otherwise None
 
     @property
     def id(self) -> str:
@@ -243,46 +243,46 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """The batch is not there yet."""
+    """The batch is not ready yet."""
 
-    table: str  # what is waited for, to be shown
-    fleet_changed: bool  # a registered engine lacks the published version: push to it while waiting
+    table: str  # a text for people: who waits for what
+    fleet_changed: bool  # a registered engine lacks the published version, so push to it while waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard:
     """The answer to a heartbeat."""
 
-    cancel: Sequence[Position]  # held by the caller, but no longer wanted: their reports would be refused
-    closing: bool  # the run is over: end
-    condemned: str = ""  # why the trainer could not push to the caller's engine: start it again, with another epoch
+    cancel: Sequence[Position]  # held by the caller but no longer needed: stop this work
+    closing: bool  # the run is over: exit
+    condemned: str = ""  # why a push to the caller's engine failed: restart the engine with a new epoch; "" if none failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalPrompt:
     prompt_id: str
-    rewards: F32  # [k], one a completion; empty if the engine refused the prompt
+    rewards: F32  # [k], one per completion; empty if the engine refused the prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """Held-out prompts, sampled and graded, with the versions they were sampled at."""
+    """The rewards of an evaluation, and the versions that sampled its completions."""
 
     eval_id: str
-    version_min: int  # of the oldest token; a push in the middle leaves later tokens a higher one
-    version_max: int  # of the newest
-    tokens: int  # sampled for it
+    version_min: int  # version of the oldest token; tokens sampled after a push have a higher one
+    version_max: int  # version of the newest token
+    tokens: int  # sampled tokens
     prompts: Sequence[EvalPrompt]
 
     @property
     def mean_reward(self) -> float:
-        """Over all completions; a refused prompt counts as one completion that failed."""
+        """The mean over all completions. A refused prompt counts as one failed completion."""
         rewards = [r for p in self.prompts for r in (p.rewards.tolist() or [0.0])]
         return sum(rewards) / max(len(rewards), 1)
 
     @property
     def pass_rate(self) -> float:
-        """Share of completions with the full reward of 1; a refused prompt counts as one that failed."""
+        """The share of completions with the full reward of 1. A refused prompt counts as one failed completion."""
         passed = [r >= 1.0 for p in self.prompts for r in (p.rewards.tolist() or [0.0])]
         return sum(passed) / max(len(passed), 1)
 

@@ -1,4 +1,4 @@
-"""The numbers of the off-policy contract. `docs/ledger.md` states the law and proves its bound."""
+"""The numbers of the off-policy contract. `docs/ledger.md` states the rules and proves the bound."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,20 +7,20 @@ from conf.schema import RunConfig
 
 
 class RulesError(ValueError):
-    """Rules that contradict one another; the message says what to change."""
+    """The rules contradict one another. The message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
     groups_per_step: int  # P
     completions_per_group: int  # G
-    max_staleness: int  # S, in versions: no trained token is older
-    window: int = 0  # W, in groups: how many ready groups may bypass the oldest one
+    max_staleness: int  # S, in versions: no trained token has a larger lag
+    window: int = 0  # W, in groups: how many ready groups may bypass the oldest group that is not ready
     segment_tokens: int
     max_completion_tokens: int
-    total_steps: int | None = None  # nothing is generated that no step will train on
+    total_steps: int | None = None  # no group is admitted that no step would train on
     drop_no_signal: bool = False  # drop groups whose rewards are all equal
-    max_drops_per_step: int  # more than this between two takes: the data is too easy, too hard, or broken
+    max_drops_per_step: int  # more drops than this between two takes stop the run: the data is too easy, too hard, or broken
 
     def __post_init__(self) -> None:
         least = {"groups_per_step": 1, "completions_per_group": 2, "max_staleness": 0, "window": 0, "segment_tokens": 1}
@@ -29,17 +29,17 @@ class Rules:
             if (value := getattr(self, name)) < minimum:
                 raise RulesError(f"{name}={value}: must be at least {minimum}")
         if self.total_steps is not None and self.total_steps < 1:
-            raise RulesError(f"total_steps={self.total_steps}: must be at least 1, or None for no end")
+            raise RulesError(f"total_steps={self.total_steps}: must be at least 1, or None for a run without end")
         if self.lead < 0:
             raise RulesError(
                 f"window={self.window} costs {self.max_staleness - self.lead} version(s) of lead (window / groups_per_step="
-                f"{self.groups_per_step}, rounded up), more than max_staleness={self.max_staleness}: make the window smaller "
-                "or the staleness larger"
+                f"{self.groups_per_step}, rounded up), more than max_staleness={self.max_staleness}: decrease the window "
+                "or increase the staleness"
             )
 
     @classmethod
     def of(cls, config: RunConfig, *, steps: int | None = None) -> Self:
-        """The rules of a run of so many steps; `trainer.steps` if not said."""
+        """The rules of a run with this number of steps, by default `trainer.steps`."""
         algo, rollout = config.algo, config.rollout
         return cls(
             groups_per_step=algo.groups_per_step,
@@ -59,6 +59,6 @@ class Rules:
         return self.max_staleness - -(-self.window // self.groups_per_step)
 
     def admissible(self, version: int) -> int:
-        """How many groups, dropped ones not counted, may have been admitted while `version` is the published one."""
+        """How many groups, without dropped ones, may have been admitted while `version` is the published version."""
         steps, total = version + self.lead + 1, self.total_steps
         return self.groups_per_step * (steps if total is None or steps < total else total)

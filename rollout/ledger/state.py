@@ -1,4 +1,4 @@
-"""What a ledger knows, and how changes alter it. Deterministic and total: it decides nothing and refuses nothing."""
+"""The state of a ledger, and how each change alters it. It is deterministic, and it never refuses a change."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,19 +25,19 @@ from rollout.ledger.changes import (
 from rollout.ledger.records import Completion, Finish, GroupParts, Prompt, Segment, Verdict
 from rollout.ledger.rules import Rules
 
-_CUT = Finish.CUT  # looking a member up in its class costs as much as a call
+_CUT = Finish.CUT  # an attribute lookup on an enum is as slow as a call
 
 
 @dataclass(slots=True, kw_only=True)
 class TrajectoryState:
-    floor: int  # no further token may be older: the group's version at first, then the last token's
+    floor: int  # the next token's version must not be lower; first the group's version, then the last token's version
     segments: list[Segment] = field(default_factory=list)
     length: int = 0  # completion tokens
     finish: Finish | None = None
     verdict: Verdict | None = None
 
     def holds(self, offset: int, segment: Segment) -> bool:
-        """Whether exactly this segment was recorded at this offset."""
+        """Returns whether exactly this segment was recorded at this offset."""
         return segment.digest(offset) in self.digests()
 
     def digests(self) -> tuple[int, ...]:
@@ -48,12 +48,12 @@ class TrajectoryState:
 @dataclass(slots=True, kw_only=True)
 class GroupState:
     index: int
-    version: int  # published when it was admitted
+    version: int  # the published version when the group was admitted
     prompt: Prompt
     eval_id: str
     trajectories: list[TrajectoryState]
     ungraded: int
-    dropped: bool = False  # of an evaluation; a training group that is dropped is gone
+    dropped: bool = False  # evaluation groups only: a dropped training group is removed
 
     @property
     def tokens(self) -> int:
@@ -67,7 +67,7 @@ class GroupState:
         )
 
     def parts(self) -> GroupParts:
-        """What the trainer gets; every trajectory is graded."""
+        """The group as the trainer gets it. Every trajectory must be graded."""
         completions = [
             Completion(segments=t.segments, finish=t.finish, verdict=t.verdict)
             for t in self.trajectories
@@ -79,26 +79,26 @@ class GroupState:
 class LedgerState:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.version = 0  # published to the fleet
+        self.version = 0  # the version published to the fleet
         self.stopped = False  # the run is over
-        self.engines: frozenset[str] = frozenset()  # ids of those that hold it
-        self.admitted = 0  # training groups, the dropped ones included
-        self.evals_admitted = 0  # groups of evaluations; theirs are the indices -1, -2, ...
+        self.engines: frozenset[str] = frozenset()  # ids of the engines that hold the published version
+        self.admitted = 0  # training groups, dropped ones included
+        self.evals_admitted = 0  # evaluation groups; their indices are -1, -2, ...
         self.steps_taken = 0
         self.oldest_step = 0  # the batches before it are forgotten
-        self.bypassing: tuple[int, ...] = ()  # in order: taken, and younger than the oldest untaken group
+        self.bypassing: tuple[int, ...] = ()  # sorted: taken groups that are younger than the oldest untaken group
         self.drops_since_take = 0
         self.dropped_groups: Counter[str] = Counter()  # by kind
         self.dropped_tokens: Counter[str] = Counter()
         self.lost_tokens: Counter[str] = Counter()
-        self.trained_tokens = 0  # of forgotten batches
-        self.eval_tokens = 0  # of closed evaluations
-        self.groups: dict[int, GroupState] = {}  # open ones: untaken, or of an evaluation
+        self.trained_tokens = 0  # in forgotten batches only
+        self.eval_tokens = 0  # in closed evaluations only
+        self.groups: dict[int, GroupState] = {}  # open groups: untaken groups and evaluation groups
         self.untaken: dict[int, GroupState] = {}  # training groups, in order of admission
-        self.ready = 0  # of these, how many have all their verdicts
-        self.batches: dict[int, tuple[int, ...]] = {}  # that are not forgotten, and the accounts of their groups
-        self.taken: dict[int, TakenGroup] = {}
-        self.loaded: dict[int, GroupState] = {}  # of these, the ones that are in memory whole
+        self.ready = 0  # number of untaken groups that have all their verdicts
+        self.batches: dict[int, tuple[int, ...]] = {}  # the groups of each batch that is not forgotten
+        self.taken: dict[int, TakenGroup] = {}  # the accounts of these groups
+        self.loaded: dict[int, GroupState] = {}  # the taken groups that are completely in memory
         self.evals: dict[str, list[int]] = {}
         self.dead: list[int] = []  # groups whose changes the next `Durable` forgets
 
@@ -157,7 +157,7 @@ class LedgerState:
         )
 
     def comparable(self) -> dict[str, Any]:
-        """Everything, to compare a ledger with its replay."""
+        """The whole state, to compare a ledger with its replay."""
         return {
             "totals": self.totals(oldest_step=self.oldest_step, trained_tokens=self.trained_tokens),
             "groups": self.groups,
@@ -170,7 +170,7 @@ class LedgerState:
         }
 
     def counts(self) -> dict[str, Any]:
-        """For the report. Recorded tokens = trained + waiting + dropped; lost ones were reported but never recorded."""
+        """Counts for the status. Recorded tokens = trained + waiting + dropped. Lost tokens were reported but never recorded."""
         tokens = {index: group.tokens for index, group in self.groups.items()}
         batches = {step: self.tokens_of(step) for step in self.batches}
         trained = sum(n for step, n in batches.items() if step < self.version)
@@ -230,7 +230,7 @@ class LedgerState:
 
     def _dropped(self, change: Dropped) -> None:
         group = self.groups[change.group]
-        if group.eval_id:  # it stays, to be part of the result
+        if group.eval_id:  # the group stays, because the result counts it
             group.dropped = True
             return
         del self.groups[change.group], self.untaken[change.group]
@@ -245,13 +245,13 @@ class LedgerState:
         for account in change.groups:
             self.taken[account.group] = account
             self.admitted = max(self.admitted, account.group + 1)
-            if account.group in self.untaken:  # else it comes from a journal, which gives no more of it than its account
+            if account.group in self.untaken:  # otherwise this is a replay, and the journal gives only the account
                 self.loaded[account.group] = self.groups.pop(account.group)
                 del self.untaken[account.group]
                 self.ready -= 1
         oldest = self.oldest_untaken
         self.bypassing = tuple(sorted({i for i in (*self.bypassing, *batch) if i > oldest}))
-        if change.step >= self.steps_taken:  # otherwise a replay, of what a `Durable` has summed up already
+        if change.step >= self.steps_taken:  # otherwise this is a replay, and the last `Durable` already counts this step
             self.steps_taken = change.step + 1
             self.drops_since_take = 0
 

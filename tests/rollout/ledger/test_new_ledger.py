@@ -81,7 +81,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_what_is_lost_is_counted(story: St
     ):
         list(journal.read())
     said = renew(run, story.rules)
-    assert f"Lost are {lost} groups" in said and f"{account['waiting_tokens']} tokens" in said
+    assert f"{lost} groups that were admitted" in said and f"{account['waiting_tokens']} tokens" in said
     assert f"make run resume={run}" in said
     assert (run / "ledger.db.damaged-0").exists()
     with Journal(story.path, story.rules) as journal:
@@ -102,7 +102,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_what_is_lost_is_counted(story: St
 
 def test_a_ledger_that_is_whole_is_left_alone(story: Story) -> None:
     before = story.path.read_bytes()
-    with pytest.raises(NewLedgerError, match="is whole"):
+    with pytest.raises(NewLedgerError, match="is undamaged"):
         renew(story.run, story.rules)
     assert story.path.read_bytes() == before
 
@@ -123,13 +123,13 @@ def test_a_ledger_that_lacks_what_the_checkpoint_knows_is_replaced(story: Story,
         story.path.unlink()
     if was == "older than the checkpoint":
         Journal(story.path, story.rules).close()
-    assert "begins anew at version 2" in renew(story.run, story.rules)
+    assert "starts again at version 2" in renew(story.run, story.rules)
     with Journal(story.path, story.rules) as journal:
         assert Ledger.replay(story.rules, journal.read()).version == 2
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    with pytest.raises(NewLedgerError, match="begin a new run"):
+    with pytest.raises(NewLedgerError, match="start a new run"):
         newest_checkpoint(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_whose_record_is_damaged_is_named(story: Story, damage: str
     if damage is not None:
         record.write_text(damage)
     write_sums(record.parent, {})
-    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json does not say where the ledger stood"):
+    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json has no account of the ledger"):
         renew(story.run, story.rules)
 
 
@@ -149,10 +149,10 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(story: Story) ->
     story.save(3)
     (story.run / "checkpoints/version-3/kestrel.json").write_text("flipped")
     story.damage()
-    assert "begins anew at version 2" in renew(story.run, story.rules)
+    assert "starts again at version 2" in renew(story.run, story.rules)
 
 
 def test_damage_in_every_checkpoint_is_named(story: Story) -> None:
     (story.run / "checkpoints/version-2/kestrel.json").unlink()
-    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json cannot be read .* holds no whole checkpoint"):
+    with pytest.raises(NewLedgerError, match=r"version-2/kestrel.json cannot be read .* holds no undamaged checkpoint"):
         newest_checkpoint(story.run)

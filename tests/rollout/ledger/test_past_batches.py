@@ -73,5 +73,5 @@ def test_what_a_checkpoint_covers_is_forgotten(tmp_path: Path) -> None:
 def test_a_run_that_is_alive_or_recorded_nothing_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(NoSuchBatch, match="has recorded no batch"):
         past_batches.steps(tmp_path, CONFIG)
-    with Journal(tmp_path / "ledger.db", Rules.of(CONFIG)), pytest.raises(NoSuchBatch, match=r"in use.*once its queue server"):
+    with Journal(tmp_path / "ledger.db", Rules.of(CONFIG)), pytest.raises(NoSuchBatch, match=r"in use.*after its queue server"):
         past_batches.steps(tmp_path, CONFIG)

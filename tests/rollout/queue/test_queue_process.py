@@ -190,12 +190,12 @@ def test_run_whose_ledger_was_damaged_goes_on_to_its_end_in_the_way_that_the_ser
     assert served.process.returncode == 2 and "is damaged" in said
     _, *words = said[said.index("python -m rollout.ledger.new_ledger") :].split()
     mended = subprocess.check_output([sys.executable, *words], cwd=REPOSITORY, text=True, timeout=WAIT_S)
-    assert "begins anew at version 1" in mended
+    assert "starts again at version 1" in mended
     served.start()
     counts = life(1, range(1, 6))
     assert counts["trained_tokens"] == 6 * 2 * 2 * 9 and counts["waiting_tokens"] == 0
     lost = counts["dropped_groups"]["ledger_lost"]
-    assert f"Lost are {lost} groups" in mended and f"with {counts['dropped_tokens']['ledger_lost']} tokens" in mended
+    assert f"{lost} groups that were admitted" in mended and f"with {counts['dropped_tokens']['ledger_lost']} tokens" in mended
     assert counts["admitted_groups"] == 6 * 2 + lost
 
 
