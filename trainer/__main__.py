@@ -16,7 +16,7 @@ from pathlib import Path
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from conf.shapes import ModelError, layout_of
+from conf.shapes import layout_of
 from rollout.ledger.records import Batch
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
@@ -37,7 +37,7 @@ from trainer.step import Figures, Stopwatch, train_step
 
 log = logging.getLogger("trainer")
 DESCRIPTION = "model_description"  # in the run's folder: the model's folder without its weights
-EXPECTED = (ConfigError, KeysError, ModelError, PackingError, QueueError, TimeoutError, TrainingError)
+EXPECTED = (ConfigError, KeysError, PackingError, QueueError, TimeoutError, TrainingError)
 """Errors whose message says what is wrong and what to do."""
 
 

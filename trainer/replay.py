@@ -3,12 +3,12 @@
     python -m trainer.replay outputs/NAME step=12 [catch_up=false] [profile=trace.json] [trainer.tp=1 trainer.pp=1 ...]
 
 Steps count as in metrics.jsonl: step 12 takes the weights from version 11 to 12. It starts from the newest checkpoint that is
-not newer than version 11 (or the model's folder), first trains on the batches in between (`catch_up`), then on that of step 12,
-and prints the figures beside the recorded ones. `profile` writes a trace of that step on rank 0, for ui.perfetto.dev. The run's
-folder is only read. Further settings change the replay alone, so that one machine can replay a run on many GPUs in another
-layout.
+not newer than version 11, or from the model's folder. It first trains on the batches in between (`catch_up`), then on the batch
+of step 12, and prints the figures beside the recorded ones. `profile` writes a trace of that step on rank 0, for ui.perfetto.dev.
+The run's folder is only read. Further settings change only the replay, so that one machine can replay a run of many GPUs in a
+smaller layout.
 
-It starts as many ranks as the layout needs on this machine. Under torchrun it is one of the ranks.
+The command starts all ranks of the layout on this machine. Under torchrun, it is one of the ranks.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
-from conf.shapes import ModelError, layout_of
+from conf.shapes import layout_of
 from rollout import checkpoint_files
 from rollout.ledger import past_batches
 from rollout.ledger.past_batches import NoSuchBatch
@@ -40,38 +40,38 @@ from trainer.step import Figures, Stopwatch, train_step
 
 
 class ReplayError(RuntimeError):
-    """A step that cannot be replayed. The message says which steps can."""
+    """The step cannot be replayed. The message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
     run_dir: Path
-    step: int  # as metrics.jsonl counts
-    catch_up: bool  # train on the batches between the checkpoint and the step, instead of from older weights
+    step: int  # numbered as in metrics.jsonl
+    catch_up: bool  # first train on the batches between the checkpoint and the step; otherwise the weights are older
     profile: Path | None
     overrides: Sequence[str]
 
     @classmethod
     def of(cls, run_dir: Path, settings: Sequence[str]) -> "Replay":
-        """settings: `step=12`, `catch_up=false`, `profile=FILE`, and keys of the configuration."""
+        """settings: `step=12`, `catch_up=false`, `profile=FILE`, and settings of the configuration."""
         own: dict[str, str] = {}
         overrides = []
         for setting in settings:
             key, separator, value = setting.partition("=")
             if not separator:
-                raise ReplayError(f"{setting!r}: expected key=value, as in step=12 or trainer.tp=1")
+                raise ReplayError(f"{setting!r}: expected key=value, for example step=12 or trainer.tp=1")
             if key in ("step", "catch_up", "profile"):
                 own[key] = value
             elif "." in key:
                 overrides.append(setting)
             else:
                 raise ReplayError(
-                    f"{key}: not known here. Give step, catch_up, profile, or a key of the configuration such as trainer.tp"
+                    f"{key}: unknown setting. Give step, catch_up, profile, or a setting of the configuration such as trainer.tp"
                 )
         if not own.get("step", "").isdigit() or int(own["step"]) < 1:
-            raise ReplayError("name the step to replay, from 1 on, as metrics.jsonl counts: step=12")
+            raise ReplayError("name the step to replay, numbered from 1 as in metrics.jsonl: step=12")
         if (catch_up := own.get("catch_up", "true")) not in ("true", "false"):
-            raise ReplayError(f"catch_up={catch_up}: true or false")
+            raise ReplayError(f"catch_up={catch_up}: must be true or false")
         profile = Path(own["profile"]).absolute() if own.get("profile") else None
         return cls(
             run_dir=run_dir, step=int(own["step"]), catch_up=catch_up == "true", profile=profile, overrides=tuple(overrides)
@@ -84,9 +84,9 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayPlan:
-    checkpoint: str  # "": the model's folder
-    version: int  # of its weights
-    batches: Sequence[int]  # to train on, as the ledger counts: batch s goes from version s to s + 1
+    checkpoint: str  # "" for the model's folder
+    version: int  # the version of the loaded weights
+    batches: Sequence[int]  # to train on, numbered as in the ledger: batch s takes the weights from version s to s + 1
 
 
 def plan(replay: Replay) -> ReplayPlan:
@@ -100,15 +100,15 @@ def plan(replay: Replay) -> ReplayPlan:
         kept = f"those of steps {there[0] + 1} to {there[-1] + 1}" if there else "none"
         what = f"step {missing[0] + 1}" + (f", between version {version} and it," if missing[0] != wanted else "")
         raise ReplayError(
-            f"step {replay.step} cannot be replayed: the batch of {what} is not on record. The ledger holds {kept}; what lies "
-            "before the oldest kept checkpoint is forgotten (trainer.checkpoints_kept keeps more)"
-            + ("" if wanted not in there else "; catch_up=false trains on this batch alone, from older weights")
+            f"step {replay.step} cannot be replayed: the batch of {what} is not in the ledger. The ledger holds {kept}. Batches "
+            "before the oldest kept checkpoint are forgotten (a larger trainer.checkpoints_kept keeps more)"
+            + ("" if wanted not in there else "; catch_up=false trains only on the batch of this step, from older weights")
         )
     return ReplayPlan(checkpoint=str(path), version=version, batches=batches)
 
 
 def run_rank(replay: Replay) -> None:
-    """The work of one rank. Collective."""
+    """The work of one rank. All ranks must call it, because it uses collectives."""
     config = replay.config()
     trainer = config.trainer
     mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
@@ -119,7 +119,7 @@ def run_rank(replay: Replay) -> None:
         policy.remember_reference()
     if todo.checkpoint:
         checkpoint.load(todo.checkpoint, policy.training_state)
-    found: list[Batch] = []  # on rank 0
+    found: list[Batch] = []  # filled on rank 0 only
 
     def read() -> int:
         found.extend(past_batches.batches(replay.run_dir, read_run(replay.run_dir), todo.batches))
@@ -142,7 +142,7 @@ def run_rank(replay: Replay) -> None:
 
 
 def recorded_figures(replay: Replay) -> Mapping[str, float]:
-    """The step's line in metrics.jsonl; {} if it has none."""
+    """The figures of the step in metrics.jsonl, or {} if they are missing."""
     path = replay.run_dir / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return next((line for line in reversed(lines) if line["step"] == replay.step), {})
@@ -171,7 +171,7 @@ def _profiler(target: Path | None) -> AbstractContextManager:
 
 
 def start_ranks(replay: Replay, arguments: Sequence[str]) -> None:
-    """Replaces this process by torchrun with the ranks of the layout. Raises errors that the ranks would raise before that."""
+    """Replaces this process by torchrun, which starts all ranks. First raises the errors that the ranks would raise."""
     trainer = replay.config().trainer
     plan(replay)
     ranks = layout_of(trainer).ranks_per_replica * trainer.dp
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_ranks(replay, arguments)
     except LeaderFailed:  # rank 0 prints the reason
         return 1
-    except (ConfigError, ModelError, PackingError, NoSuchBatch, ReplayError, TrainingError) as error:
+    except (ConfigError, PackingError, NoSuchBatch, ReplayError, TrainingError) as error:
         print(f"replay: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

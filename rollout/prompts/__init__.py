@@ -1,1 +1,1 @@
-"""Problems become prompts: read, rendered through the model's chat template, and drawn in an endless order."""
+"""Turns problems into prompts: reads them, renders them with the model's chat template, and puts them into an endless order."""

@@ -1,9 +1,8 @@
-"""A run's prompts as token ids, kept in the run's folder: a queue server that starts again renders nothing.
+"""Keeps a run's prompts as token ids in the run's folder, so that a restarted queue server need not render them again.
 
-    <run>/prompts/<key>.msgpack     the key is a digest of what the prompts are made from: problems, tokenizer, settings
+    <run>/prompts/<key>.msgpack     the key is a digest of the problems, the tokenizer and the settings
 
-A file that is missing, damaged, or made from something else is made again. Rows of a user's reader and of `hf://` data sets are
-read once per run.
+A file that is missing or damaged is made again. Rows of a user's reader and of `hf://` data sets are read once per run.
 """
 
 import hashlib
@@ -34,11 +33,11 @@ class RunPrompts:
 
 
 def run_prompts(config: RunConfig, run_dir: Path) -> RunPrompts:
-    """The prompts of a run: from its folder if they are there, else rendered and kept there. Raises ProblemError, ConfigError."""
+    """The prompts of a run, read from its folder, or rendered and stored there. Raises ProblemError, ConfigError."""
     path = run_dir / "prompts" / f"{_key(config)}.msgpack"
     kept = _read(path)
     if kept is not None:
-        log.info("prompts as rendered before, from %s: %d train, %d held out", path, len(kept.train), len(kept.heldout))
+        log.info("prompts were rendered before: %s has %d train, %d held out", path, len(kept.train), len(kept.heldout))
         return kept
     data = config.data
     reader: Reader | None = load(data.reader, run_dir, setting="data.reader") if data.reader else None
@@ -46,7 +45,7 @@ def run_prompts(config: RunConfig, run_dir: Path) -> RunPrompts:
     renderer, made = Renderer.of(config.model.path, data), dict[str, Sequence[Prompt]]()
     for split, found in problems.items():
         prompts = renderer.prompts(found)
-        log.info("%s: %d prompts, %d are too long", split, len(prompts.usable), len(prompts.too_long))
+        log.info("%s: %d prompts; %d others are too long", split, len(prompts.usable), len(prompts.too_long))
         made[split] = prompts.usable
     body = pack(made)
     write_whole(path, zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "big") + body)

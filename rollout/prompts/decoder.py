@@ -1,10 +1,10 @@
 """Turns a completion's tokens into text for the judges, without special tokens.
 
-A completion stands behind its prompt, and so it is decoded: tokenizers such as Llama 2's take a blank away from the beginning of
-a text, and a completion's first blank must not be lost.
+A completion is decoded together with some text before it, because tokenizers such as Llama 2's remove a space at the beginning of
+a text. The first space of a completion must not be lost.
 
-The tokenizer is the one that transformers makes of the model's folder. A copy lies in the run's folder, so a process that starts
-again does not need transformers: <run>/prompts/<digest of the model's small files>.tokenizer.json
+The tokenizer is the one that transformers loads from the model's folder. A copy is kept in the run's folder, so that a restarted
+process does not need transformers: <run>/prompts/<digest of the model's small files>.tokenizer.json
 """
 
 import hashlib
@@ -17,19 +17,22 @@ from tokenizers import Tokenizer
 from rollout.ledger.records import I32
 from rollout.prompts.render import load_tokenizer
 
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")  # files of a model's folder that say nothing about text
-TEXT_BEFORE = "a"  # stands for the prompt: any text will do that has a token of its own
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")  # files that do not affect how text is decoded
+TEXT_BEFORE = "a"  # stands for the prompt; any text that is a token by itself will do
 Decode = Callable[[I32], str]
 
 
 def decoder(model: str, folder: Path) -> Decode:
-    """Decodes completions of the model in the folder `model`; copies of tokenizers lie in `folder`. Raises ProblemError."""
+    """A decoder for completions of the model in the folder `model`. It keeps a copy of the tokenizer in `folder`.
+
+    Raises ProblemError.
+    """
     path = folder / f"{digest_of_model(model)}.tokenizer.json"
     if path.is_file():
         return _fast(Tokenizer.from_file(str(path)))
     tokenizer = load_tokenizer(model)
     fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:  # one of the few that only transformers can run
+    if fast is None:  # one of the few tokenizers that only transformers can run
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         before = tokenizer.encode(TEXT_BEFORE, add_special_tokens=False)
         return _behind(before, lambda tokens: str(tokenizer.decode(tokens, **options)))
@@ -43,20 +46,20 @@ def _fast(tokenizer: Tokenizer) -> Decode:
 
 
 def _behind(before: Sequence[int], decode: Callable[[list[int]], str]) -> Decode:
-    """Decodes tokens as they stand behind the tokens `before`."""
+    """A decoder for tokens that follow the tokens `before`."""
     text_before = decode([*before])
 
     def text(tokens: I32) -> str:
         both = decode([*before, *tokens.tolist()])
         if both.startswith(text_before):
             return both[len(text_before) :]
-        return decode(tokens.tolist())  # bytes that make no character have taken the text before with them
+        return decode(tokens.tolist())  # invalid bytes in the completion have changed the text before it
 
     return text
 
 
 def digest_of_model(model: str) -> str:
-    """It changes with any file that decides how text becomes tokens and tokens become text."""
+    """A digest over all files of the model that affect how text is encoded or decoded."""
     digest = hashlib.sha256()
     for file in sorted(Path(model).iterdir()) if Path(model).is_dir() else ():
         if file.is_file() and file.suffix not in WEIGHTS:
@@ -70,7 +73,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes the whole file or none: several processes may write it at once."""
+    """Writes a file atomically, because several processes may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_bytes(data)

@@ -1,9 +1,9 @@
-"""A problem: what one row of a problem set asks, checked field by field.
+"""A problem is one row of a problem set. Each of its fields is checked.
 
     {"id": "sum-1", "prompt": "Write ...", "task": {"kind": "calls", "tests": [...]}}
 
-A row has `messages` instead of `prompt` for a conversation, `prefill` for the beginning of the answer, `"raw": true` for a prompt
-that goes to the model without a chat template, and `metadata`. `reward/` says what a task means; here it only must have tests.
+A row may have `messages` instead of `prompt` for a conversation, `prefill` for the beginning of the answer, `"raw": true` for a
+prompt without a chat template, and `metadata`. Only `reward/` knows the kinds of tasks; this file checks that a task has tests.
 """
 
 import json
@@ -14,23 +14,23 @@ from typing import Any
 
 import numpy as np
 
-MOST_NESTED = 100  # lists and objects within one another; messages that carry a task have a bound on this
-MOST_DIGITS = 4300  # Python neither reads nor prints an integer with more, and neither does the judge
+MOST_NESTED = 100  # levels of lists and objects; messages that carry a task limit the depth
+MOST_DIGITS = 4300  # neither Python nor the judge can read or print a longer integer
 SHOWN_PATH = 80
 BEYOND = 10**MOST_DIGITS
 ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ProblemError(ValueError):
-    """A problem that cannot be used; the message names the file, the line and the problem."""
+    """A problem cannot be used. The message names the file, the line and the problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    where: str  # file and line
+    where: str  # file and line, for messages
     id: str
     messages: Sequence[Mapping[str, str]]
-    raw: str | None  # the prompt itself, if no template is to be applied
+    raw: str | None  # the prompt, if no chat template is applied to it
     prefill: str
     task: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -42,14 +42,14 @@ def read_problem(line: str, where: str) -> Problem:
 
 
 def parse_line(line: str, where: str) -> Any:
-    """What a line of JSON holds. Raises ProblemError."""
+    """The value in one line of JSON. Raises ProblemError."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise ProblemError(f"{where}: broken JSON at column {error.colno}: {error.msg}") from error
     except RecursionError:
         what = f"lists and objects are nested too deep; at most {MOST_NESTED} levels can be used"
-    except ValueError:  # the only other one that json raises
+    except ValueError:  # json raises no other error
         what = f"an integer has more than {MOST_DIGITS} digits, which Python does not read; write it as a string"
     found = ID.search(line)
     raise ProblemError(f"{where}: {f'problem {found[1]}: ' if found else ''}{what}")
@@ -113,7 +113,7 @@ class _NotPlain(ValueError):
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON has it, whoever made the row. Raises _NotPlain for what a run cannot carry to the judge."""
+    """The value with the types of JSON, from any source. Raises _NotPlain for a value that cannot be sent to the judge."""
     if depth > MOST_NESTED:
         raise _NotPlain(f"is nested too deep; at most {MOST_NESTED} levels can be used")
     if isinstance(value, Mapping):
@@ -141,7 +141,7 @@ def _inside(step: str, value: Any, depth: int) -> Any:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise _NotPlain(f"has the key {key!r}, which is no string")
+        raise _NotPlain(f"has the key {key!r}, which is not a string")
     return _text(key)
 
 
@@ -150,5 +150,5 @@ def _text(value: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         lone = value[error.start]
-        raise _NotPlain(f"holds {lone!r}, one half of a surrogate pair, which is no text in any encoding") from None
+        raise _NotPlain(f"holds {lone!r}, one half of a surrogate pair, which no encoding can represent") from None
     return str(value)

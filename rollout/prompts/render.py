@@ -1,4 +1,4 @@
-"""Problems become prompts: the model's chat template makes text of a problem, and its tokenizer makes tokens of the text."""
+"""Turns problems into prompts: the model's chat template renders a problem as text, and its tokenizer encodes the text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from conf.schema import DataConfig
 from rollout.ledger.records import Prompt
 from rollout.prompts.problems import Problem, ProblemError
 
-# What the code inside a template may raise, beside the errors that it raises on purpose.
+# All errors that the code inside a chat template may raise.
 TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompts:
-    """The prompts of some problems, without those that are too long (id, tokens)."""
+    """The rendered prompts, and the prompts that are too long, each as (id, number of tokens)."""
 
     usable: Sequence[Prompt]
     too_long: Sequence[tuple[str, int]] = ()
@@ -31,11 +31,11 @@ class Renderer:
     tokenizer: Any
     max_prompt_tokens: int
     system_prompt: str = ""  # for problems that have no system message of their own
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # as {"enable_thinking": False}
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for example {"enable_thinking": False}
 
     @classmethod
     def of(cls, model_path: str, data: DataConfig) -> Self:
-        """With the tokenizer in the model's folder. Raises ProblemError."""
+        """A renderer with the tokenizer in the model's folder. Raises ProblemError."""
         return cls(
             tokenizer=load_tokenizer(model_path),
             max_prompt_tokens=data.max_prompt_tokens,
@@ -44,7 +44,7 @@ class Renderer:
         )
 
     def prompts(self, problems: Iterable[Problem]) -> Prompts:
-        """Raises ProblemError."""
+        """Renders the problems, and separates prompts that are too long. Raises ProblemError."""
         found = [self.render(problem) for problem in problems]
         return Prompts(
             usable=tuple(prompt for prompt in found if len(prompt.tokens) <= self.max_prompt_tokens),
@@ -69,7 +69,7 @@ class Renderer:
         where = f"{problem.where}: problem {problem.id!r}"
         if not self.tokenizer.chat_template:
             raise ProblemError(
-                f'{where} needs a chat template and the tokenizer has none: add one to the model\'s folder, or set "raw": true'
+                f'{where} needs a chat template, but the tokenizer has none: add one to the model\'s folder, or set "raw": true'
             )
         messages = list(problem.messages)
         if self.system_prompt and messages[0]["role"] != "system":
@@ -86,13 +86,13 @@ class Renderer:
 
 def load_tokenizer(model_path: str) -> Any:
     """The tokenizer of a model's folder. Raises ProblemError."""
-    import transformers  # slow
+    import transformers  # here, because the import is slow
 
-    # AutoTokenizer of transformers 5 rebuilds tokenizer.json by the model's type, with that type's own rules for splitting
-    # text. They are wrong for a model that was trained with another tokenizer, so tokenizer.json is read as it is.
+    # AutoTokenizer of transformers 5 rebuilds tokenizer.json by the model's type, with the rules of that type for
+    # splitting text. They are wrong for a model that was trained with another tokenizer, so tokenizer.json is used unchanged.
     verbatim = (Path(model_path) / "tokenizer.json").is_file()
     kind = transformers.PreTrainedTokenizerFast if verbatim else transformers.AutoTokenizer
     try:
         return kind.from_pretrained(model_path, local_files_only=True)
-    except Exception as error:  # for a broken file tokenizers raises a bare Exception, and transformers a KeyError
-        raise ProblemError(f"no tokenizer in model.path={model_path}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # for a damaged file, tokenizers raises a plain Exception and transformers a KeyError
+        raise ProblemError(f"cannot load the tokenizer in model.path={model_path}: {type(error).__name__}: {error}") from error

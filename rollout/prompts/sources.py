@@ -1,11 +1,11 @@
-"""Where problems are read: JSONL files, data sets of the Hugging Face hub, or the user's own reader.
+"""Reads problems from JSONL files, from data sets of the Hugging Face hub, or through the user's own reader.
 
     data.train=[train.jsonl]
     data.train=[hf://openai/gsm8k?name=main&split=train]        further options go to `datasets.load_dataset`
-    data.train=[problems.csv] data.reader=my_reader:rows        `rows("problems.csv")` gives the rows, as mappings
+    data.train=[problems.csv] data.reader=my_reader:rows        `rows("problems.csv")` returns the rows as mappings
 
-Every row has the fields that `problems.py` lists. A table cannot hold tests of different types in one column, so in a data set
-of the hub `task`, `messages` and `metadata` may be strings of JSON.
+Every row has the fields that `problems.py` lists. One column of a table cannot hold tests of different types, so in a data set of
+the hub `task`, `messages` and `metadata` may be strings of JSON.
 """
 
 import traceback
@@ -17,11 +17,11 @@ from rollout.prompts.problems import Problem, ProblemError, parse_line, problem_
 
 HUB = "hf://"
 JSON_FIELDS = ("task", "messages", "metadata")
-Reader = Callable[[str], Iterable[Any]]  # the rows of one source
+Reader = Callable[[str], Iterable[Any]]  # returns the rows of one source
 
 
 def read_problems(sources: Sequence[str], reader: Reader | None = None) -> list[Problem]:
-    """The problems of all sources, in order; `reader` is the user's own. Raises ProblemError."""
+    """The problems of all sources, in order. `reader` is the user's own reader, if there is one. Raises ProblemError."""
     problems: list[Problem] = []
     seen: dict[str, str] = {}
     for source in sources:
@@ -56,7 +56,7 @@ def _rows_of_data_set(source: str) -> Iterator[tuple[str, Any]]:
     try:
         import datasets  # optional dependency
     except ImportError as error:
-        raise ProblemError(f"{source}: needs the package `datasets`: run `pip install datasets`, or use a JSONL file") from error
+        raise ProblemError(f"{source}: this needs the package `datasets`: `pip install datasets`, or use a JSONL file") from error
     name, _, query = source.removeprefix(HUB).partition("?")
     options = {"split": "train"} | dict(parse_qsl(query))
     try:

@@ -9,7 +9,7 @@ from rollout.prompts.problems import ProblemError
 
 
 class PromptStream:
-    """Position p lies in epoch p // n. An epoch's order depends on the seed and the epoch alone, so the stream can be resumed."""
+    """Position p of n prompts is in epoch p // n. The order depends only on the seed and the epoch, so a run can be resumed."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:
@@ -21,7 +21,7 @@ class PromptStream:
 
     @property
     def digest(self) -> str:
-        """It changes if another prompt comes at any position."""
+        """Changes if the prompt at any position changes."""
         digest = hashlib.sha256(f"{self._seed}\n".encode())
         for prompt in self._prompts:
             digest.update(f"{prompt.id}\n{len(prompt.tokens)}\n".encode() + prompt.tokens.tobytes())

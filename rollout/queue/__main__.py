@@ -34,7 +34,7 @@ from rollout.queue.server import LONGEST_MESSAGE_BYTES, QueueServer
 
 log = logging.getLogger("queue")
 TURN_S = 0.2  # longest time between two checks of leases and deadlines
-MESSAGES_A_TURN = 256  # they share one commit of the journal
+MESSAGES_A_TURN = 256  # at most this many messages share one commit of the journal
 COLLECT = (50_000, 20, 50)  # gc's thresholds: a batch is some hundred thousand records, and they make no cycles
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 LARGE_BYTES = 1 << 22  # an answer above that is not copied to be sent

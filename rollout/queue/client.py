@@ -1,8 +1,8 @@
 """The clients of the queue server: `QueueClient` blocks, `AsyncQueueClient` awaits. Both send the requests in `messages.py`.
 
-Both send a request again, with the same id, until it is answered or its deadline passes, so a server that is killed and started
-again is only a pause. Reports and requests are idempotent: repeating one changes nothing. A client belongs to one thread (or one
-event loop); a process may have several.
+Both send a request again, with the same id, until it is answered or its deadline passes, so a restart of the server is only a
+pause. Requests are idempotent: repeating one changes nothing. A client belongs to one thread or one event loop, and a process may
+have several clients.
 """
 
 import asyncio
@@ -35,29 +35,29 @@ from rollout.ledger.wire import WireError, decode, pack, unpack
 from rollout.queue import messages as m
 from rollout.queue.keys import RunKeys
 
-RESEND_S = 3.0  # an unanswered request is sent again after so long
+RESEND_S = 3.0  # an unanswered request is sent again after this time
 POLL_S = 0.1
 A = TypeVar("A")
 
 
 class QueueError(RuntimeError):
-    """The queue server did not do what was asked."""
+    """The queue server did not carry out a request."""
 
 
 class QueueTimeout(QueueError):
-    """No answer before the deadline: the server is gone, or the keys are those of another run."""
+    """No answer came before the deadline: the server is gone, or the client has the keys of another run."""
 
 
 class Refused(QueueError):
-    """The server's answer is no; the message says why."""
+    """The server refused the request. The message says why."""
 
 
 class Stalled(QueueError):
-    """Nothing has moved for `stall_s`; the message holds the table of who waits for what."""
+    """Nothing has changed for `stall_s`. The message holds the table of who waits for what."""
 
 
 class _Client:
-    """What both clients share: the socket's options, envelopes, answers."""
+    """The common part of both clients: socket options, envelopes and answers."""
 
     def __init__(self, endpoint: str, keys: RunKeys, name: str, timeout_s: float) -> None:
         self.endpoint = endpoint
@@ -68,7 +68,7 @@ class _Client:
 
     def _connect(self, socket: zmq.Socket) -> None:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # a cut network is noticed and the connection made anew
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)  # detects a broken connection, so that the socket reconnects
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         socket.curve_serverkey = self._keys.server_public.encode()
@@ -92,7 +92,7 @@ class _Client:
     def _timeout(self, request: Any, waited_s: float) -> QueueTimeout:
         return QueueTimeout(
             f"the queue server at {self.endpoint} did not answer {type(request).__name__} within {waited_s:.0f} s: "
-            "it is not running, not reachable, or this process has another run's keys"
+            "it is not running, it is not reachable, or this process has the keys of another run"
         )
 
 
@@ -102,7 +102,7 @@ class QueueClient(_Client):
     def __init__(
         self, endpoint: str, keys: RunKeys, name: str, timeout_s: float = 30.0, decode_tokens: Callable[[I32], str] | None = None
     ) -> None:
-        """decode_tokens: for a judge, how a completion's tokens become text."""
+        """decode_tokens: turns the tokens of a completion into text. Only a judge needs it."""
         super().__init__(endpoint, keys, name, timeout_s)
         self._decode_tokens = decode_tokens
         self._context = zmq.Context()
@@ -121,7 +121,7 @@ class QueueClient(_Client):
     # The trainer's requests.
 
     def take(self, step: int, wait_s: float = 10.0) -> Batch | Waiting:
-        """The batch of this step; asked again, the same batch. Raises Stalled if it can not come any more."""
+        """The batch of this step; a repeated request gets the same batch. Raises Stalled if the batch can no longer come."""
         answer: m.TakeAnswer = self._call(m.Take(step=step, wait_s=wait_s), wait_s)
         if answer.groups is not None:
             return Batch(step=step, groups=tuple(group.assemble() for group in answer.groups))
@@ -130,72 +130,72 @@ class QueueClient(_Client):
         return answer.waiting
 
     def advance(self, version: int, engines: Sequence[EngineInfo | str]) -> None:
-        """The step is done and exactly these engines hold the weights of the new version."""
+        """Reports that the step is done and that exactly these engines hold the new version."""
         self._call(m.Advance(version=version, engines=_ids(engines)))
 
     def published(self, version: int, engines: Sequence[EngineInfo | str]) -> None:
-        """Exactly these engines hold the weights of the present version (the first push; a push to one that joined)."""
+        """Reports that exactly these engines hold the current version, after the first push or a push to a new engine."""
         self._call(m.Published(version=version, engines=_ids(engines)))
 
     def rewind(self, version: int) -> None:
-        """The trainer starts from the checkpoint of this version. No engine is leased to until `published(version, …)`."""
+        """Reports that the trainer starts from the checkpoint of this version. Engines get leases only after `published`."""
         self._call(m.Rewind(version=version))
 
     def durable(self, version: int) -> None:
-        """The checkpoint of this version is safe: batches before it may be forgotten."""
+        """Reports that the checkpoint of this version is on disk, so that the ledger may forget the batches before it."""
         self._call(m.Durable(version=version))
 
     def fleet(self) -> list[EngineInfo]:
         return list(self._call(m.Fleet()).engines)
 
     def condemn(self, engine: EngineInfo | str, reason: str) -> None:
-        """A push to this engine failed: it leaves the fleet, and its worker's next heartbeat tells it to start it again."""
+        """Removes an engine from the fleet after a push to it failed. The next heartbeat tells its worker to restart it."""
         self._call(m.Condemn(engine=_ids([engine])[0], reason=reason))
 
     def start_eval(self, eval_id: str, split: str = "heldout", completions: int = 1) -> None:
-        """Has every problem of the split sampled and graded at the present version, ahead of training groups."""
+        """Starts an evaluation: every problem of the split is sampled and graded, before any training group."""
         self._call(m.StartEval(eval_id=eval_id, split=split, completions=completions))
 
     def eval_result(self, eval_id: str, wait_s: float = 10.0) -> EvalResult | None:
-        """The result, once; None if it is not complete yet."""
+        """The result, or None if it is not complete yet. A result is returned only once, because this closes the evaluation."""
         result: EvalResult | None = self._call(m.AskEval(eval_id=eval_id, wait_s=wait_s), wait_s).result
         if result is not None:
             self.close_eval(eval_id)
         return result
 
     def close_eval(self, eval_id: str) -> None:
-        """Nobody waits for this evaluation any more: what is left of it is not worked on."""
+        """Ends an evaluation. What is left of it is not generated or graded."""
         self._call(m.CloseEval(eval_id=eval_id))
 
     # The judges' requests.
 
     def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]:
-        """At most n finished completions to grade, oldest first; none when `wait_s` is over."""
+        """At most n finished completions to grade, oldest first. Returns [] if there are none within `wait_s`."""
         if self._decode_tokens is None:
             raise QueueError("only a client with `decode_tokens` can lease completions to grade: they come as tokens")
         leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
         return [_grading_work(lease, self._decode_tokens(np.concatenate(lease.completion))) for lease in leases]
 
     def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
-        """Of each `recorded`, or `duplicate` or `gone`: then nobody needs it any more."""
+        """Reports verdicts. Returns one outcome per verdict: `recorded`, or `duplicate` or `gone` if nobody needs it any more."""
         graded = [Graded(position.group, position.trajectory, verdict) for position, verdict in found]
         return list(self._call(m.ReportVerdicts(holder=holder, graded=graded)).outcomes)
 
     def refuse_task(self, group: int, reason: str) -> None:
-        """The task of this group cannot be run at all: the group is dropped as `unrunnable`."""
+        """Reports that the task of this group cannot be run. The group is dropped as `unrunnable`."""
         self._call(m.RefuseGroup(group=group, kind="unrunnable", reason=reason))
 
-    # Everybody's.
+    # Requests of all processes.
 
     def heartbeat(self, holder: str, role: str, held: Sequence[Position] = ()) -> Heard:
-        """Needed every `lease_s / 3` or so: a holder that is not heard for `lease_s` loses its leases."""
+        """To be sent about every `lease_s / 3`. A holder that sends nothing for `lease_s` loses its leases."""
         return self._call(m.Heartbeat(holder=holder, role=role, held=tuple(held)))
 
     def status(self) -> dict[str, Any]:
         return dict(self._call(m.Status()).status)
 
     def stop(self) -> None:
-        """The run is over: from now on heartbeats say `closing` and nothing is leased."""
+        """Ends the run: from now on the answers to heartbeats say `closing`, and no leases are granted."""
         self._call(m.Stop())
 
     def _call(self, request: Any, wait_s: float = 0.0) -> Any:
@@ -205,7 +205,7 @@ class QueueClient(_Client):
         resend = 0.0
         while (now := time.monotonic()) < deadline:
             if now >= resend:
-                with suppress(zmq.Again):  # as long as there is no connection; sent again later
+                with suppress(zmq.Again):  # there is no connection yet; it is sent again later
                     self._socket.send(message, zmq.DONTWAIT)
                 resend = now + RESEND_S
             if self._socket.poll(int(1000 * POLL_S)):
@@ -216,7 +216,7 @@ class QueueClient(_Client):
 
 
 class AsyncQueueClient(_Client):
-    """For the rollout worker: any number of requests in flight. Made and used inside one event loop."""
+    """For the rollout worker. Any number of requests may be in flight. Create and use it inside one event loop."""
 
     def __init__(self, endpoint: str, keys: RunKeys, name: str, timeout_s: float = 30.0) -> None:
         super().__init__(endpoint, keys, name, timeout_s)
@@ -240,7 +240,7 @@ class AsyncQueueClient(_Client):
         self._context.destroy(linger=0)
 
     async def register_engine(self, name: str, url: str, tp: int, epoch: int) -> None:
-        """Joins the fleet. Leases come only after the trainer has pushed to this epoch of it."""
+        """Joins the fleet. The engine gets leases only after the trainer has pushed weights to this epoch of it."""
         self._engine = EngineInfo(name=name, url=url, tp=tp, epoch=epoch)
         await self._call(m.RegisterEngine(name=name, url=url, tp=tp, epoch=epoch))
 
@@ -249,26 +249,26 @@ class AsyncQueueClient(_Client):
         await self._call(m.UnregisterEngine(name=name))
 
     async def lease_segments(self, holder: str, n: int, wait_s: float = 5.0) -> list[SegmentWork]:
-        """At most n segments to generate; the holder is the name of a registered engine. None when `wait_s` is over."""
+        """At most n segments to generate, or [] if there are none within `wait_s`. `holder` is a registered engine's name."""
         answer: m.SegmentsAnswer = await self._call(m.LeaseSegments(holder=holder, count=n, wait_s=wait_s), wait_s)
         return [_segment_work(lease) for lease in answer.work]
 
     async def report_segment(self, holder: str, group: int, trajectory: int, offset: int, segment: Segment) -> str:
-        """`recorded`, or `duplicate`, `stale` or `gone`: then its tokens are counted as lost and nothing is to be done.
+        """Reports a segment. Returns `recorded`, or `duplicate`, `stale` or `gone` if its tokens count as lost.
 
-        An empty segment with finish CUT gives the lease back.
+        The caller need not react to the outcome. An empty segment with finish CUT gives the lease back.
         """
         position = Position(group=group, trajectory=trajectory, offset=offset)
         return (await self._call(m.ReportSegment(holder=holder, position=position, segment=segment))).outcome
 
     async def refuse_prompt(self, group: int, reason: str) -> None:
-        """The engine cannot run this prompt: its group is dropped as `bad_prompt`."""
+        """Reports that the engine cannot run this prompt. Its group is dropped as `bad_prompt`."""
         await self._call(m.RefuseGroup(group=group, kind="bad_prompt", reason=reason))
 
     async def heartbeat(
         self, holder: str, role: str, held: Sequence[Position] = (), sums: Mapping[str, float] | None = None
     ) -> Heard:
-        """Needed every `lease_s / 3` or so. It also registers the engine again with a server that was restarted."""
+        """To be sent about every `lease_s / 3`. It also registers the engine again after the server was restarted."""
         request = m.Heartbeat(holder=holder, role=role, held=tuple(held), engine=self._engine, sums=sums or {})
         return await self._call(request)
 
@@ -285,7 +285,7 @@ class AsyncQueueClient(_Client):
         self._answers[request_id] = future
         try:
             while (left_s := deadline - time.monotonic()) > 0:
-                with suppress(zmq.Again):  # as long as there is no connection; sent again later
+                with suppress(zmq.Again):  # there is no connection yet; it is sent again later
                     await self._socket.send(message, zmq.DONTWAIT)
                 waited_for: list[asyncio.Future[Any]] = [future, self._reader]
                 await asyncio.wait(waited_for, timeout=min(RESEND_S, left_s), return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ from rollout.ledger.records import I32, EngineInfo, EvalResult, Finish, GroupPar
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
     client: str  # name of the process and a number made at its start
-    id: int  # of this request, unique within the client
+    id: int  # id of this request, unique within the client
     op: str  # name of a record below
     fields: Mapping[str, Any]
 
@@ -41,12 +41,12 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictsReported:
-    outcomes: Sequence[str]  # of each, as above
+    outcomes: Sequence[str]  # one per verdict, as in `Reported`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeAnswer:
-    groups: Sequence[GroupParts] | None  # of the batch
+    groups: Sequence[GroupParts] | None  # the groups of the batch
     waiting: Waiting | None
 
 

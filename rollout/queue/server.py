@@ -1,9 +1,10 @@
-"""What the queue server does with a message, without its socket: it decides, writes the journal, and answers.
+"""The queue server without its socket: it decides each request, writes the journal, and returns the answers.
 
-    receive(route, bytes) ...  decides at once, or parks a request that must wait
+    receive(route, bytes) ...  decides a request at once, or parks it if it must wait
     settle() -> answers        serves parked requests, takes leases back from silent holders, and commits the journal
 
-Answers may be sent only after `settle`. There is one thread, one ledger and one journal. Whatever was answered is on disk.
+Answers may be sent only after `settle`, so everything that was answered is on disk. There is one thread, one ledger and one
+journal.
 """
 
 import logging
@@ -27,8 +28,8 @@ from rollout.queue.roster import Roster
 log = logging.getLogger("queue")
 LONGEST_MESSAGE_BYTES = 32 * 1024 * 1024
 LONGEST_WAIT_S = 60.0
-CLIENTS_KNOWN = 256  # clients whose last status is remembered, to tell the next one the difference
-PAUSE_S = 1.0  # a longer time between two turns means that the server itself was stopped
+CLIENTS_KNOWN = 256  # clients whose last sums are remembered, because figures are the difference since the last request
+PAUSE_S = 1.0  # if two turns are further apart, the server itself was stopped
 TRAINER_REQUESTS = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
     m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdicts: "judge",
@@ -36,7 +37,7 @@ ROLES: dict[type, str] = {
 
 
 class Stalled(RuntimeError):
-    """Nothing moves any more."""
+    """Nothing has changed for `stall_s`, so a wait would never end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class _Parked:
 
 
 class QueueServer:
-    """`now` is always a monotonic time in seconds, the caller's."""
+    """The caller gives the time: `now` is always in seconds on a monotonic clock."""
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class QueueServer:
         self._answers: list[tuple[bytes, bytes]] = []
         self._trainer = CurrentTrainer()
         self._now = self._moved_s = now
-        self._asked: dict[str, float] = {}  # since when the trainer waits, by what it waits for
-        self._busy: dict[str, status.Busy] = {}  # by client, when it last asked
-        self._taken_back: Counter[str] = Counter()  # leases, by what had become of their holder
+        self._asked: dict[str, float] = {}  # what the trainer waits for -> the time when it first asked
+        self._busy: dict[str, status.Busy] = {}  # client -> the sums at its last request
+        self._taken_back: Counter[str] = Counter()  # number of leases, by the reason
         self._asking = ""  # the client whose request is being decided
         self._decide: dict[type, Callable[[Any], Any]] = {
             m.Take: self._take, m.Advance: self._advance, m.Published: self._published, m.Rewind: self._rewind,
@@ -85,7 +86,7 @@ class QueueServer:
         }  # fmt: skip
 
     def receive(self, route: bytes, data: bytes, now: float) -> None:
-        """Takes one message in. No message can damage the ledger."""
+        """Handles one message. No message can damage the ledger."""
         self._turn(now)
         try:
             if len(data) > LONGEST_MESSAGE_BYTES:
@@ -102,18 +103,18 @@ class QueueServer:
         except WireError as error:
             self._answer(route, m.Answer(id=envelope.id, error="malformed", value=str(error)))
             return
-        self._parked.pop((envelope.client, envelope.id), None)  # sent again, perhaps over another connection
+        self._parked.pop((envelope.client, envelope.id), None)  # the client has sent it again
         if holder := getattr(request, "holder", ""):
             self._roster.heard(holder, now, ROLES.get(kind, ""))
         due_s = now + min(max(getattr(request, "wait_s", 0.0), 0.0), LONGEST_WAIT_S)
         self._serve(_Parked(route=route, envelope=envelope, request=request, due_s=due_s))
 
     def settle(self, now: float) -> list[tuple[bytes, bytes]]:
-        """Ends a turn; the answers to be sent. Raises JournalError, and then no answer may be sent."""
+        """Ends a turn and returns the answers to send. Raises JournalError, and then no answer may be sent."""
         self._turn(now)
         for name in self._roster.expired(now):
             returned = self._take_back(name, "silent")
-            log.warning("%s was not heard for too long: it is off the roster, %d leases return", name, returned)
+            log.warning("%s has sent nothing for too long and is removed; %d leases are taken back", name, returned)
         self._serve_parked(now)
         self._journal.commit()
         answers, self._answers = self._answers, []
@@ -135,7 +136,7 @@ class QueueServer:
                     may_be = True
             holder = getattr(request, "holder", "")
             if holder and holder not in present:
-                del self._parked[key]  # nobody is there to work on what it would be leased
+                del self._parked[key]  # the holder is gone, so nobody would work on the lease
             elif may_be or now >= parked.due_s:
                 self._serve(parked)
 
@@ -186,7 +187,7 @@ class QueueServer:
             self._moved_s = self._now
         return m.Done()
 
-    # Requests. A decision of None means: not yet.
+    # Requests. A method returns None if the request must wait.
 
     def _advance(self, request: m.Advance) -> m.Done:
         done = self._do(self._ledger.advance(request.version, self._engine_ids(request.engines)))
@@ -211,7 +212,7 @@ class QueueServer:
 
     @property
     def _closing(self) -> bool:
-        """The run is over. One that was and goes on with more steps is not, though its trainer is yet to come and say so."""
+        """Whether the run is over. A stopped run that is resumed with more steps is not over, even before its trainer starts."""
         steps = self._ledger.rules.total_steps
         return self._ledger.state.stopped and (steps is None or self._ledger.version >= steps)
 
@@ -246,7 +247,7 @@ class QueueServer:
             return None
         self._asked.clear()
         self._do(changes)
-        for group in self._ledger.unloaded(request.step):  # the trainer has gone back, or the server was started again
+        for group in self._ledger.unloaded(request.step):  # needed after the trainer went back, or after the server was restarted
             self._ledger.load(group, self._journal.group(group))
         return m.TakeAnswer(groups=self._ledger.parts(request.step), waiting=None)
 
@@ -260,7 +261,7 @@ class QueueServer:
         prompts = self._evals.get(request.split)
         if not prompts:
             known = ", ".join(name for name, found in self._evals.items() if found) or "none"
-            raise LedgerError(f"no problems to evaluate on in {request.split!r} (splits with problems: {known})")
+            raise LedgerError(f"the split {request.split!r} has no problems to evaluate on (splits with problems: {known})")
         return self._do(self._ledger.admit_eval(request.eval_id, prompts, request.completions))
 
     def _ask_eval(self, request: m.AskEval) -> m.EvalAnswer | None:
@@ -280,7 +281,7 @@ class QueueServer:
     def _condemn(self, request: m.Condemn) -> m.Done:
         name = self._roster.condemn(request.engine, request.reason)
         if name is not None:
-            log.warning("engine %s must start again: %s", request.engine, request.reason)
+            log.warning("engine %s must be restarted: %s", request.engine, request.reason)
             self._take_back(name, "condemned")
         return m.Done()
 
@@ -318,7 +319,7 @@ class QueueServer:
             self._register(request.engine)
         leased = set(self._ledger.leases.held(request.holder))
         cancel = [p for p in request.held if p not in leased and not self._ledger.adopt(request.holder, p)]
-        # A lease that two heartbeats in a row do not list was lost on its way to the holder.
+        # If two heartbeats in a row do not list a lease, the answer that granted it never reached the holder.
         unclaimed = leased.difference(request.held)
         for position in unclaimed & holder.unclaimed:
             self._ledger.leases.release(request.holder, position)
@@ -326,7 +327,7 @@ class QueueServer:
         return Heard(cancel=cancel, closing=self._closing, condemned=self._roster.why_condemned(request.holder))
 
     def _nothing_yet(self, request: m.Request) -> Any:
-        """The answer when the time to wait is over."""
+        """The answer to a request that has waited long enough."""
         match request:
             case m.Take():
                 return self._waiting(fleet_changed=any(engine.version is None for engine in self._fleet()))
@@ -338,20 +339,20 @@ class QueueServer:
                 return m.EvalAnswer(result=None)
         raise LedgerError(f"{type(request).__name__} has no answer")
 
-    # What the answers hold.
+    # The contents of answers.
 
     def _fleet(self) -> list[EngineInfo]:
         return self._roster.fleet(self._ledger.version, self._ledger.state.engines)
 
     def _engine_ids(self, engines: Sequence[str]) -> list[str]:
-        """A bare name stands for the engine that has it now, if there is one."""
+        """Engine ids, where a bare name is replaced by the id of the engine that has this name now, if there is one."""
         return [engine_id for e in engines if (engine_id := e if "@" in e else self._roster.engine_id(e))]
 
     def _status(self, _: m.Status) -> m.StatusAnswer:
         busy = status.busy(self._roster)
         figures = status.figures(self._ledger, busy, self._busy.get(self._asking, status.Busy()))
         self._busy[self._asking] = busy
-        if len(self._busy) > CLIENTS_KNOWN:  # each start of a client has a name of its own
+        if len(self._busy) > CLIENTS_KNOWN:  # each start of a client uses a new name, so the oldest is removed
             del self._busy[next(iter(self._busy))]
         standing = status.status(self._ledger, self._roster, self._now)
         return m.StatusAnswer(
@@ -362,7 +363,7 @@ class QueueServer:
         return status.table(self._ledger, self._roster, self._asked, self._now)
 
     def _check_stall(self, what: str) -> None:
-        """A wait ends when nothing was admitted, generated, graded or taken for `stall_s`."""
+        """Raises Stalled if nothing was admitted, generated, graded or taken for `stall_s`."""
         since_s = max(self._asked.setdefault(what, self._now), self._moved_s)
         if self._now - since_s > self._stall_s:
             raise Stalled(f"{what} does not come: nothing has moved for {self._now - since_s:.0f} s\n{self._table()}")

@@ -1,4 +1,4 @@
-"""How things stand, for people and for metrics: the table of what a batch waits for, and the server's status."""
+"""The state of the queue for people and for metrics: the table of who waits for what, and the server's status."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ PHASES = ("to_generate", "generating", "to_grade", "grading", "graded")
 
 
 class Busy(NamedTuple):
-    """What all workers together did since they began, as of their last heartbeats."""
+    """Sums over all workers since they started, from their last heartbeats."""
 
     workers: int = 0
     up_s: float = 0.0
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def table(ledger: Ledger, roster: Roster, asked: Mapping[str, float], now: float) -> str:
-    """Who waits for what and for how long. `asked`: since when the trainer waits, by what for."""
+    """Who waits for what, and for how long. `asked` maps what the trainer waits for to the time when it first asked."""
     counts = ledger.summary()
     rows = [
         Row("who", "waits for", "for"),
@@ -47,7 +47,7 @@ def table(ledger: Ledger, roster: Roster, asked: Mapping[str, float], now: float
 
 
 def _groups(ledger: Ledger) -> Iterator[Row]:
-    """The oldest that are not ready."""
+    """One row per group, for the oldest groups that are not ready."""
     for index in ledger.unready(SHOWN_GROUPS):
         phases, holders = ledger.leases.phases(index), ledger.leases.holders(index)
         doing = ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
@@ -60,7 +60,7 @@ def _engines(ledger: Ledger, roster: Roster) -> Iterator[Row]:
         needs = f"nothing: it holds version {engine.version}" if engine.version is not None else "a push of the published version"
         yield Row(f"engine {engine.name}", f"{needs} ({engine.url})", "")
     for engine_id, reason in roster.condemned_now():
-        yield Row(f"engine {engine_id}", f"its next start: {reason}", "")
+        yield Row(f"engine {engine_id}", f"its restart: {reason}", "")
 
 
 def _holders(ledger: Ledger, roster: Roster, now: float) -> Iterator[Row]:
@@ -72,7 +72,7 @@ def _holders(ledger: Ledger, roster: Roster, now: float) -> Iterator[Row]:
         yield Row(f"{holder.role or 'process'} {name}", waits_for, f"{hungry}heard {now - holder.heard_s:.1f} s ago")
     for role in ("worker", "judge"):
         if not any(holder.role == role for holder in roster.holders.values()):
-            yield Row(f"no {role} is there", "", "")
+            yield Row(f"no {role} is running", "", "")
 
 
 def status(ledger: Ledger, roster: Roster, now: float) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def status(ledger: Ledger, roster: Roster, now: float) -> dict[str, Any]:
 
 
 def figures(ledger: Ledger, busy: Busy, before: Busy) -> dict[str, float]:
-    """Metrics of the queue; the workers' idle fraction and speed between two looks."""
+    """Metrics of the queue. The workers' idle fraction and speed are for the time between `before` and `busy`."""
     counts = ledger.summary()
     trajectories: Mapping[str, int] = counts["trajectories"]
     found: dict[str, float] = {
@@ -105,7 +105,7 @@ def figures(ledger: Ledger, busy: Busy, before: Busy) -> dict[str, float]:
     }
     up_s, idle_s = busy.up_s - before.up_s, busy.idle_s - before.idle_s
     tokens = busy.generated_tokens - before.generated_tokens
-    if 0 <= idle_s <= up_s and up_s > 0 and tokens >= 0:  # otherwise a worker began anew
+    if 0 <= idle_s <= up_s and up_s > 0 and tokens >= 0:  # otherwise a worker was restarted in between
         found["idle/rollout_fraction"] = idle_s / up_s
         found["tokens/generated_per_s"] = tokens / up_s * busy.workers
     return found

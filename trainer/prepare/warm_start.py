@@ -1,13 +1,13 @@
-"""Makes the model of the debug run: a tokenizer, and a 1.1M-parameter Qwen2 model trained on demonstrations.
+"""Makes the model of the debug run: a tokenizer, and a Qwen2 model of 1.1M parameters that is trained on demonstrations.
 
     python -m trainer.prepare.warm_start --data DIR --out MODEL_DIR [--seed 0] [--threads 2]
 
-reads `DIR/demonstrations.jsonl` (see `reward/debug_problems.py`) and writes a Hugging Face folder that transformers, SGLang and
-our Megatron loader take: config.json, model.safetensors (fp32, untied), tokenizer files with a chat template, and
-generation_config.json. The folder appears only once it is complete, so a caller may take its existence for success.
+It reads `DIR/demonstrations.jsonl` (see `reward/debug_problems.py`) and writes a Hugging Face folder that transformers, SGLang
+and our Megatron loader can read: config.json, model.safetensors (fp32, untied), tokenizer files with a chat template, and
+generation_config.json. The folder appears only when it is complete, so if it exists, this script has succeeded.
 
-The chat template writes a message as it is and opens the answer with one special token, so a prompt costs few tokens; the text of
-an answer is trained to go on directly after the prefill. The loss is on the answer and the end token only.
+The chat template copies a message unchanged and starts the answer with one special token, so a prompt needs few tokens. The model
+learns to continue directly after the prefill. The loss covers only the answer and the end token.
 """
 
 import argparse
@@ -43,7 +43,7 @@ WARMUP_STEPS = 40
 WEIGHT_DECAY = 0.01
 GRADIENT_CLIP = 1.0
 PROGRESS_EVERY_S = 10.0
-MEAN_STEPS = 100  # the loss that is shown is the mean of so many last steps
+MEAN_STEPS = 100  # the printed loss is the mean over this number of last steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,8 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
 
 
 def train_tokenizer(demonstrations: list[Demonstration]) -> Qwen2Tokenizer:
-    """Byte-level BPE. transformers loads the tokenizer of a qwen2 folder with Qwen2's own rules for cutting text, whatever
-    the folder says, so the vocabulary is trained under these rules (digits stand alone, which suits small arithmetic)."""
+    """Trains a byte-level BPE tokenizer with Qwen2's rules for splitting text, because transformers uses these rules for
+    every qwen2 folder, whatever its files say. Each digit is a token of its own, which suits small arithmetic."""
     blank = Qwen2Tokenizer(
         pad_token=PAD,
         eos_token=EOS,
@@ -91,7 +91,7 @@ def train_tokenizer(demonstrations: list[Demonstration]) -> Qwen2Tokenizer:
 
 
 def make_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """Every dimension divides by two, so that the model can be cut by tensor and pipeline parallelism."""
+    """Every dimension is divisible by two, so that tensor and pipeline parallelism can split the model."""
     config = Qwen2Config(
         vocab_size=VOCABULARY_TOKENS,
         hidden_size=128,
@@ -100,7 +100,7 @@ def make_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=CONTEXT_TOKENS,
-        initializer_range=0.06,  # the usual 0.02 is for wider models and learns far more slowly here
+        initializer_range=0.06,  # the usual 0.02 suits wider models; this small model learns far more slowly with it
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
@@ -112,7 +112,7 @@ def make_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def encode(tokenizer: Qwen2Tokenizer, demonstrations: list[Demonstration]) -> list[Example]:
-    """The prompt is encoded as the whole system encodes it: rendered by the chat template, with the prefill behind it."""
+    """Encodes each prompt as a run does: rendered by the chat template, followed by the prefill."""
     rendered = [
         tokenizer.apply_chat_template([{"role": "user", "content": d.prompt}], tokenize=False, add_generation_prompt=True)
         + d.prefill
@@ -127,8 +127,8 @@ def encode(tokenizer: Qwen2Tokenizer, demonstrations: list[Demonstration]) -> li
 
 
 def batches(examples: list[Example], rng: random.Random) -> Iterator[list[Example]]:
-    """One pass in the order of the file. Within a bucket of some batches, examples of similar length stand together, since one
-    long example would pad a whole mixed batch."""
+    """One pass over the file, in buckets of some batches. A bucket is sorted by length, so that examples of a batch have
+    similar lengths and little padding."""
     size = BATCH_EXAMPLES * BUCKET_BATCHES
     for start in range(0, len(examples), size):
         bucket = sorted(examples[start : start + size], key=lambda example: len(example.tokens))
@@ -138,7 +138,7 @@ def batches(examples: list[Example], rng: random.Random) -> Iterator[list[Exampl
 
 
 def answer_loss(model: Qwen2ForCausalLM, batch: list[Example], pad: int) -> torch.Tensor:
-    """Mean cross entropy over the answers' tokens. Padding is on the right, where a causal model needs no mask."""
+    """The mean cross entropy over the tokens of the answers. Padding is on the right, where a causal model needs no mask."""
     length = max(len(example.tokens) for example in batch)
     tokens = torch.tensor([example.tokens + [pad] * (length - len(example.tokens)) for example in batch])
     labels = torch.full_like(tokens, -100)
@@ -156,7 +156,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(model: Qwen2ForCausalLM, examples: list[Example], *, pad: int, seed: int) -> float:
-    """Returns the mean loss of the last steps."""
+    """Trains for one pass. Returns the mean loss over the last steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True)
     steps = math.ceil(len(examples) / BATCH_EXAMPLES)
     begun = said_s = time.monotonic()
@@ -179,7 +179,7 @@ def train(model: Qwen2ForCausalLM, examples: list[Example], *, pad: int, seed: i
             left_s = elapsed_s / (step + 1) * (steps - step - 1)
             print(
                 f"warm start: step {step + 1:>5}/{steps}  loss {mean_loss:.3f}  {tokens / elapsed_s:,.0f} tokens/s  "
-                f"{elapsed_s:.0f} s, about {left_s:.0f} s to go",
+                f"{elapsed_s:.0f} s, about {left_s:.0f} s left",
                 flush=True,
             )
     return mean_loss
@@ -198,9 +198,9 @@ def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainer.prepare.warm_start", description="Train the debug run's model.")
-    parser.add_argument("--data", type=Path, required=True, help="folder with demonstrations.jsonl")
-    parser.add_argument("--out", type=Path, required=True, help="the model's folder; must not exist")
+    parser = argparse.ArgumentParser(prog="python -m trainer.prepare.warm_start", description="Trains the debug run's model.")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with demonstrations.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="the new model folder; it must not exist")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

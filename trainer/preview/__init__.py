@@ -1,1 +1,1 @@
-"""What each rank of a job holds, seen on one machine without GPUs: the real modules and the real optimizer, without memory."""
+"""Shows what each rank of a job would hold, on one machine without GPUs, with the real modules on the meta device."""

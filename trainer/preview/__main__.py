@@ -1,9 +1,10 @@
 """Prints what each rank of a job would hold, without starting the job.
 
     python -m trainer.preview experiment=kestrel_256 [overrides]     one line per pipeline stage
-    python -m trainer.preview experiment=kestrel_256 rank=135        that rank alone
+    python -m trainer.preview experiment=kestrel_256 rank=135        only this rank
 
-The model comes from `model.path` if the folder is there, else from `model.shape`. Exit codes: 0, or 2 for a wrong request.
+The model's shape comes from `model.path` if the folder exists, otherwise from `model.shape`. Exit codes: 0 for success, 2 for a
+wrong request.
 """
 
 import sys
@@ -13,7 +14,7 @@ import torch
 
 from conf.compose.load import composed, to_run_config
 from conf.schema import ConfigError, RunConfig
-from conf.shapes import Layout, ModelError, ModelShape, layout_of, shape_of
+from conf.shapes import Layout, ModelShape, layout_of, shape_of
 from trainer.megatron.families import parameter_count
 from trainer.preview.share import Share, first_ranks, pushed, share_of
 
@@ -22,7 +23,7 @@ RANK = "rank="
 
 
 def run(arguments: Sequence[str]) -> str:
-    """The text to print. Raises ConfigError, ModelError and Hydra's errors."""
+    """The text to print. Raises ConfigError and Hydra's errors."""
     chosen = [argument.removeprefix(RANK) for argument in arguments if argument.startswith(RANK)]
     config = _configuration([argument for argument in arguments if not argument.startswith(RANK)])
     shape, layout, dp = shape_of(config.model), layout_of(config.trainer), config.trainer.dp
@@ -55,7 +56,7 @@ def _lines(config: RunConfig, shape: ModelShape, layout: Layout, shares: Sequenc
         rows.append((str(share.rank), str(share.stage), f"{share.parameters:,}", *gigabytes, str(tensors)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, cut by {sizes} on "
+        f"{shape.architecture}, {parameter_count(shape):,} parameters, {config.model.dtype}, split by {sizes} over "
         f"{layout.ranks_per_replica * trainer.dp} ranks",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
@@ -71,7 +72,7 @@ def main() -> int:
         return 0 if sys.argv[1:] else WRONG_REQUEST
     try:
         print(run(sys.argv[1:]))
-    except (ConfigError, ModelError) as error:
+    except ConfigError as error:
         print(f"preview: {error}", file=sys.stderr)
         return WRONG_REQUEST
     return 0

@@ -2,7 +2,7 @@
 
     python -m trainer.preview.accepts FOLDER [--tp N] [--pp N] [--cp N] [--vpp N]
 
-It imports what the trainer imports, so it also shows that this environment can. If not, it prints one line and exits with 1.
+It also checks that this environment has the packages of the trainer. It refuses a folder with one line and exit code 1.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for size in ("tp", "pp", "cp", "vpp"):
         parser.add_argument(f"--{size}", type=int, default=1)
     options = parser.parse_args(arguments)
-    import megatron.core  # what the environment must hold
+    import megatron.core  # fails if the environment lacks it
 
     try:
         shape, layout = read_shape(options.folder), Layout(tp=options.tp, pp=options.pp, cp=options.cp, vpp=options.vpp)
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     if faults:
-        print(f"{options.folder}: {faults[0]}; {len(faults)} tensor(s) are not as config.json says", file=sys.stderr)
+        print(f"{options.folder}: {faults[0]}; {len(faults)} tensor(s) do not match config.json", file=sys.stderr)
         return 1
     print(f"{shape.architecture}, {shape.layers} layers of {shape.hidden}; megatron-core {megatron.core.__version__}")
     return 0

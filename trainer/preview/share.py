@@ -1,6 +1,6 @@
-"""One rank's share of a model. Megatron itself builds it, as that rank of a pretended job of any size, on the meta device.
+"""The share of a model that one rank holds. Megatron builds it on the meta device, as if this process were that rank.
 
-Weights, gradient buffers and optimizer state have shapes but no memory, so a 32B model takes one second.
+The job may have any size. Weights, gradient buffers and optimizer state use no memory, so a 32B model takes one second.
 """
 
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ class Share:
     stage: int
     tp_rank: int
     dp_rank: int
-    parameters: int  # on this rank, vocabulary padding included
-    own_parameters: float  # the sum over all ranks is the model: replicated ones are divided, second copies are left out
+    parameters: int  # on this rank, with vocabulary padding
+    own_parameters: float  # sums to the whole model over all ranks: replicated ones count 1 / tp, second copies 0
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
 
 
 def share_of(shape: ModelShape, layout: Layout, *, rank: int, dp: int, dtype: torch.dtype) -> Share:
-    """The share of one of the tp x pp x cp x dp ranks. Raises ModelError for a layout that cannot cut the model."""
+    """The share of one of the tp x pp x cp x dp ranks. Raises ModelError if the layout cannot split the model."""
     check_layout(shape, layout)
     mesh = process_groups.pretend(layout, rank=rank, world_size=dp * layout.ranks_per_replica)
     try:
@@ -69,7 +69,7 @@ def first_ranks(layout: Layout, dp: int) -> list[int]:
 
 
 def pushed(shape: ModelShape, layout: Layout, dtype: torch.dtype, bucket_bytes: int) -> list[tuple[int, int, int]]:
-    """(tensors, buckets, bytes) of one weight push, for each stage."""
+    """For each pipeline stage, (tensors, buckets, bytes) of one weight push."""
 
     def of(stage: Sequence[Bucket]) -> tuple[int, int, int]:
         tensors = [tensor for bucket in stage for tensor in bucket]

@@ -89,7 +89,7 @@ def test_tokenizer_is_what_tokenizer_json_says_whatever_the_models_type(tmp_path
 
 
 def test_folder_without_a_tokenizer_is_an_error(tmp_path):
-    with pytest.raises(ProblemError, match="no tokenizer in"):
+    with pytest.raises(ProblemError, match="cannot load the tokenizer in"):
         load_tokenizer(str(tmp_path))
 
 

@@ -15,7 +15,7 @@ def test_take_waits_and_then_tells_what_is_waited_for(ready):
     request_id = ready.send(m.Take(step=0, wait_s=3.0))
     assert request_id not in ready.answers(after_s=2.0)
     waiting = ready.answers(after_s=1.0)[request_id].value["waiting"]
-    assert "no judge is there" in waiting["table"] and not waiting["fleet_changed"]
+    assert "no judge is running" in waiting["table"] and not waiting["fleet_changed"]
     rows = [line.split("   ") for line in waiting["table"].splitlines()]
     said = {cells[0]: [cell.strip() for cell in cells[1:] if cell] for cells in rows}
     assert said["trainer"] == ["step 0", "3 s"]
@@ -63,7 +63,7 @@ def test_wait_in_which_nothing_moves_ends_with_the_table(ready):
     assert not ready.answers(after_s=STALL_S)[request_id].error
     ready.answers(after_s=1.0)
     error, text = ready.refusal(m.Take(step=0, wait_s=60.0))
-    assert error == "stalled" and "nothing has moved for 61 s" in text and "no worker is there" in text
+    assert error == "stalled" and "nothing has moved for 61 s" in text and "no worker is running" in text
 
 
 def test_wait_goes_on_as_long_as_anything_moves(ready):
@@ -171,7 +171,7 @@ def test_table_tells_who_has_asked_for_work_in_vain_and_which_engines_need_a_pus
     rows = {" ".join(line.split()) for line in table.splitlines()}
     assert "judge j completions to grade 4 s, heard 4.0 s ago" in rows
     assert "engine e1 a push of the published version (http://e1)" in rows
-    assert "engine e2@1 its next start: push failed" in rows
+    assert "engine e2@1 its restart: push failed" in rows
 
 
 # Memory.
