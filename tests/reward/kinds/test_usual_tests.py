@@ -117,8 +117,9 @@ def test_a_decorator_keeps_the_name_and_the_docstring_of_a_function_of_the_tests
     [
         "import io\nfrom contextlib import redirect_stdout\nwith redirect_stdout(io.StringIO()) as out:\n    f(3)\n"
         "assert out.getvalue() == '3\\n'",
-        "from io import *\nfrom unittest.mock import patch\ndef test_f():\n    with patch('sys.stdout', new_callable=StringIO) as o:\n"
-        "        f(2)\n        f(3)\n    assert o.getvalue() == '2\\n3\\n'",
+        "from io import StringIO\nfrom unittest.mock import patch\n"
+        "def test_f():\n    with patch('sys.stdout', new_callable=StringIO) as o:\n        f(2)\n        f(3)\n"
+        "    assert o.getvalue() == '2\\n3\\n'",
     ],
 )
 def test_tests_may_look_at_what_a_call_prints(sandbox: Sandbox, tests: str) -> None:
