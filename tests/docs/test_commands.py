@@ -45,8 +45,9 @@ RULES = (
     Rule(r"-m launch -m ", instead="tests/launch/report/test_sweep_runs.py and test_a_sweep_and_its_report"),
     Rule(r"-m launch\.report\.sweep", instead="test_a_sweep_and_its_report"),
     Rule(r"-m launch .*dry_run=true"),
+    Rule(r"-m launch .*data=files", more=("dry_run=true", "data.max_prompt_tokens=128")),  # the model here has 256 positions
     Rule(r"-m launch ", more=("dry_run=true",)),
-    Rule(r"-m launch\.simulate ", more=("steps=2",)),
+    Rule(r"-m launch\.simulate ", more=("simulate.steps=2",)),
     Rule(r"-m pytest", instead="it is one of the tests"),
     Rule(r"-m benchmarks|benchmarks/", instead="a benchmark takes minutes; tests/launch/test_command.py sees that it starts"),
     Rule(r"-m conf\.compose\.reference", instead="tests/conf/test_reference.py"),
@@ -85,10 +86,19 @@ def python(*words: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Settings of a small run: few completions, and a model that has seen few demonstrations, so that it is made in seconds."""
+    made = tmp_path_factory.mktemp("made")
+    run(python("reward.debug_problems", "--out", f"{made}/data", "--train=64", "--heldout=4", "--demonstrations=600"))
+    run(python("trainer.prepare.warm_start", "--data", f"{made}/data", "--out", f"{made}/model"))
+    return (*SMALL, "model.prepare=", f"model.path={made}/model", f"data.train=[{made}/data/train.jsonl]")
+
+
+@pytest.fixture(scope="module")
+def finished_run(small: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run by `make run`, small."""
     output = tmp_path_factory.mktemp("outputs")
-    words = " ".join((f"trainer.steps={STEPS}", *SMALL, f"output={output}", "name=documented"))
+    words = " ".join((f"trainer.steps={STEPS}", *small, f"output={output}", "name=documented"))
     run(["make", "run", f"args={words}"])
     return output / "documented"
 
@@ -98,16 +108,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Problems of one's own."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("problems", "train", "heldout"):
-        (folder / f"{name}.jsonl").write_text(PROBLEM.replace('"one"', f'"{name}"'))
+        (folder / f"{name}.jsonl").write_text(PROBLEM.replace('"id": "one"', f'"id": "{name}"'))
     return folder
 
 
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("command", RUN)
-def test_the_command_works(command: str, finished_run: Path, folder: Path) -> None:
+def test_the_command_works(command: str, small: tuple[str, ...], finished_run: Path, folder: Path) -> None:
     places = {
         "outputs/NAME": str(finished_run),
-        "FOLDER": str(PROJECT / "cache/debug/model"),
+        "FOLDER": next(word for word in small if word.startswith("model.path=")).partition("=")[2],
         "problems.jsonl": str(folder / "problems.jsonl"),
         "train.jsonl": str(folder / "train.jsonl"),
         "heldout.jsonl": str(folder / "heldout.jsonl"),
@@ -124,8 +134,8 @@ def test_a_run_is_resumed_as_the_page_says(finished_run: Path) -> None:
 
 
 @pytest.mark.timeout(DEADLINE_S)
-def test_a_sweep_and_its_report(finished_run: Path, tmp_path: Path) -> None:
+def test_a_sweep_and_its_report(small: tuple[str, ...], tmp_path: Path) -> None:
     sweep = tmp_path / "multirun"
-    job = ("experiment=debug", "trainer.steps=1", *SMALL, f"hydra.sweep.dir={sweep}", "rollout.max_staleness=0,1")
+    job = ("experiment=debug", "trainer.steps=1", *small, f"hydra.sweep.dir={sweep}", "rollout.max_staleness=0,1")
     run(python("launch", "-m", *job))
     assert "max_staleness" in run(python("launch.report.sweep", str(sweep)))
