@@ -151,7 +151,7 @@ class AlgoConfig:
         below=1,
     )
     overlong_penalty: float = number(
-        1.0, "What the reward of a completion of rollout.max_completion_tokens falls by", at_least=0, at_most=1000
+        1.0, "Penalty on the reward of a completion that reached rollout.max_completion_tokens", at_least=0, at_most=1000
     )
     policy_loss: str = choice(
         "ppo",

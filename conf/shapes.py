@@ -75,7 +75,7 @@ class RopeScaling:
 class ModelShape:
     """A dense decoder-only model, as its config.json describes it. The defaults stand for what no tensor's size depends on."""
 
-    name: str = "model"  # of its folder, for messages
+    name: str = "model"  # the folder's name, for messages
     architecture: str  # key of `trainer.megatron.families.FAMILIES`, e.g. "Qwen2ForCausalLM"
     layers: int
     hidden: int

@@ -40,7 +40,7 @@ from launch.slurm.job import SlurmError, was_requeued
 from rollout.queue.keys import KeysError
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
-LONGEST_NAME = 120  # of a job in a sweep; the name begins with the job's number, so it stays unique
+LONGEST_NAME = 120  # a longer name of a sweep's job is cut; it begins with the job's number, so it stays unique
 KNOWN_ERRORS = (ConfigError, KeysError, PrepareError, RunFailed, SlurmError, OSError)
 
 

@@ -121,7 +121,7 @@ def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, pro
 
     def note(what: object) -> None:
         if isinstance(what, Start) and what.process.role == "trainer":
-            (run_dir / TRAINER_FAILURE).unlink(missing_ok=True)  # of an earlier start
+            (run_dir / TRAINER_FAILURE).unlink(missing_ok=True)  # left by an earlier start
         recoveries.note(what)
 
     return supervise(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 LARGEST_VOCABULARY = 1 << 19  # more tokens than any model has; for callers that do not know theirs
 MOST_STEPS = 1 << 31  # versions are below
-LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e30, 1e-4  # above 0 by rounding alone, where a token was certain
+LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e30, 1e-4  # rounding may put the log-prob of a certain token above 0
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -30,7 +30,7 @@ class Generated:
 
     tokens: npt.NDArray[np.int32]  # [n], the stop token included
     logprobs: npt.NDArray[np.float32]  # [n], natural log, at the sampling temperature
-    versions: npt.NDArray[np.int32]  # [n], of the weights that sampled each token
+    versions: npt.NDArray[np.int32]  # [n], version of the weights that sampled each token
     finish: Finish
 
 

@@ -91,10 +91,10 @@ class EngineSettings:
     admin_api_key: str = field(default="", repr=False)  # for control calls; "": the api_key serves for both
     max_total_tokens: int = 0  # KV cache in tokens; 0: what the memory allows
     max_running_requests: int = 0  # 0: SGLang's choice
-    seed: int | None = None  # of sampling; None: SGLang's choice
-    threads: int = 1  # of each process, on CPU
+    seed: int | None = None  # sampling seed; None: SGLang chooses one
+    threads: int = 1  # per process, on CPU
     extra_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
-    python: str = sys.executable  # of the environment that holds sglang
+    python: str = sys.executable  # interpreter of the environment that has sglang
     launcher: tuple[str, ...] = ()  # what `python` runs; (): SGLang's server
 
     @property

@@ -15,8 +15,8 @@ class Meter:
         self._idle_s = 0.0
         self._in_flight = 0
         self._tokens = 0
-        self._request_s = 0.0  # of all requests that were answered, one after another
-        self._abandoned_s = 0.0  # of those whose engine ended before it answered
+        self._request_s = 0.0  # summed over all answered requests
+        self._abandoned_s = 0.0  # summed over requests whose engine ended before it answered
         self._abandoned = 0
 
     def request_began(self) -> float:

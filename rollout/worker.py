@@ -47,7 +47,7 @@ from rollout.meter import Meter
 from rollout.queue.client import AsyncQueueClient, QueueError, Refused
 
 HEARTBEAT_S = 2.0  # longest time between two heartbeats, which also carry figures for the metrics
-LEASE_WAIT_S = 5.0  # of one long poll for leases
+LEASE_WAIT_S = 5.0  # duration of one long poll for leases
 WATCH_S = 2.0  # between two health checks of the engine
 HEALTH_S = 5.0  # deadline of a health check
 ABORT_AGAIN_S = 1.0  # an abort may arrive before its request and then do nothing, so it is repeated
@@ -135,7 +135,7 @@ class Worker:
         self.name = name
         self.meter = Meter()
         self._config = config.rollout
-        self._stuck_s = config.trainer.push_s + HEALTH_S  # a push may silence an engine for so long, not for longer
+        self._stuck_s = config.trainer.push_s + HEALTH_S  # a push may stop an engine from answering for at most this time
         self._engine = engine
         self._queue = queue
         self._stop_tokens = stop_token_ids(engine.settings.model)
@@ -271,7 +271,7 @@ class Worker:
             self._closing.set()
 
     async def _fly(self, flight: _Flight) -> None:
-        """From a lease to its acknowledged report."""
+        """Carries out one lease, until its report is acknowledged."""
         position = flight.work.position
         try:
             segment = await self._generate(flight)
@@ -295,7 +295,7 @@ class Worker:
     # Generation
 
     async def _generate(self, flight: _Flight) -> Segment:
-        """What the engine makes of a lease; empty if there is no such engine any more. Raises PromptRefused."""
+        """The segment that the engine generates for a lease; empty if that engine is gone. Raises PromptRefused."""
         if self._serving is not flight.serving or self._closing.is_set():
             return self._nothing()
         tokens: int | None = None

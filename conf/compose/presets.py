@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1]
 EXPERIMENT = "experiment"
 ADDRESS = re.compile(r"(?<!['\"])hf://(?:[^\s,'\"\[\]]|\[[^\]]*\])+")
 NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
-"""What Hydra reads as another type than text; its own error does not name the word."""
+"""Words that Hydra does not read as text. Its own error message does not name the word."""
 
 
 def with_quoted_addresses(words: Sequence[str]) -> list[str]:

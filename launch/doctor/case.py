@@ -87,7 +87,7 @@ class Case:
 
     @cached_property
     def roles_of(self) -> dict[str, list[str]]:
-        """From each Python to the roles that it runs."""
+        """Python interpreter -> the roles that it runs."""
         found: dict[str, list[str]] = {}
         for process in self.processes:
             roles = found.setdefault(process.argv[0], [])

@@ -21,7 +21,7 @@ FULL_VERSIONS = {
     "problems": "all problems",
     "checkpoint": "checkpoint digests",
 }
-"""From a fast check to the slow check that replaces it in the doctor."""
+"""Fast check -> the slow check that replaces it in the doctor."""
 
 
 def examine(case: Case, *, fast: bool) -> Iterator[tuple[str, Finding]]:

@@ -11,7 +11,7 @@ WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 OPTIMIZER_BYTES = 12  # per parameter: the fp32 weight and two moments
 WARN_BELOW = 1.2  # times the need, since others write to the same disk
 
-LARGE_FOLDERS = ("checkpoints", "hf")  # of a run's folder
+LARGE_FOLDERS = ("checkpoints", "hf")  # in a run's folder
 
 
 def needed_bytes(config: RunConfig, parameters: float) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class LengthDistribution:
 
     mean_tokens: float
     cap_tokens: int
-    sigma: float  # of the log of the length
+    sigma: float  # standard deviation of the log-lengths
 
     def __post_init__(self) -> None:
         if not 0 < self.mean_tokens < self.cap_tokens:
@@ -77,7 +77,7 @@ class LengthDistribution:
         return self.longer_than(self.cap_tokens)
 
     def longer_than(self, tokens: float) -> float:
-        """Share of completions that would go on after so many tokens."""
+        """Share of completions that are longer than this number of tokens."""
         return 1.0 - _normal((log(tokens) - self.mu) / self.sigma) if tokens > 0 else 1.0
 
     @cached_property

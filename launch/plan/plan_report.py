@@ -246,7 +246,7 @@ def checkpoints(study: Study) -> str:
     reference = WEIGHT_BYTES if work.reference else 0
 
     def of_a_node(plan: Plan) -> float:
-        """Of the host's memory."""
+        """Host memory that the trainer uses on one node."""
         setup = plan.training.setup
         of_a_rank = host_bytes(stage_parameters(study.model, setup), one_bucket=one_bucket, reference_bytes=reference)
         return min(setup.gpus, study.cluster.gpus_per_node) * of_a_rank

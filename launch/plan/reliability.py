@@ -16,7 +16,7 @@ class Reliability:
     write_s: float  # to the shared storage, while training goes on
     stall_s: float  # to gather optimizer state across data-parallel ranks and to copy it into host memory
     job_mtbf_s: float  # between two failures of any node
-    trainer_mtbf_s: float  # of a trainer node: only these cost steps
+    trainer_mtbf_s: float  # mean time between failures of any trainer node; only these cost steps
     young_s: float  # sqrt(2 x stall x MTBF) of the trainer's nodes
     young_blocking_s: float  # the same for saves that block
     interval_steps: int  # the longest interval that is as good as the best

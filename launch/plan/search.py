@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """With checkpoints and failures."""
+        """The duration of the run, with checkpoints and failures."""
         return self.reliability.run_s / 3600
 
     def __str__(self) -> str:

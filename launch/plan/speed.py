@@ -18,17 +18,17 @@ class Constants:
     """The constants of the formulas. Fractions refer to the cluster's peak values."""
 
     name: str
-    decode_step_s: float  # of every decode step: kernel launches, latencies, sampling
+    decode_step_s: float  # fixed time per decode step: kernel launches, latencies, sampling
     sequence_s: float  # added to a decode step per running sequence
-    weight_fraction: float  # of HBM bandwidth, reading weights
-    kv_fraction: float  # of HBM bandwidth, reading the KV cache
-    prefill_fraction: float  # of peak compute
-    decode_compute_fraction: float  # of peak FLOP/s, in the matrix products of decode; 0: only bandwidth counts
-    exchange_fraction: float  # of one NVLink direction, in tensor-parallel exchange; 0: the exchange costs nothing
+    weight_fraction: float  # fraction of HBM bandwidth when reading weights
+    kv_fraction: float  # fraction of HBM bandwidth when reading the KV cache
+    prefill_fraction: float  # fraction of peak FLOP/s in prefill
+    decode_compute_fraction: float  # fraction of peak FLOP/s in decode; 0: only bandwidth limits decode
+    exchange_fraction: float  # fraction of one NVLink direction in tensor-parallel exchange; 0: it costs nothing
     skips_embedding: bool  # a decode step reads only one embedding row per sequence; `stated` counts the whole embedding
-    engine_memory_fraction: float  # of a GPU's memory, for weights and KV cache
-    train_fraction: float  # of peak FLOP/s while a pipeline stage computes
-    network_fraction: float  # of a NIC
+    engine_memory_fraction: float  # fraction of a GPU's memory for weights and KV cache
+    train_fraction: float  # fraction of peak FLOP/s while a pipeline stage computes
+    network_fraction: float  # fraction of a NIC's bandwidth
     push_bytes_s: float  # from trainer to engines; 0: the bandwidth of the pipeline stages' NICs
     sources: str
 

@@ -21,7 +21,7 @@ from launch.plan.points import H100, QWEN3_32B
 from launch.plan.speed import Constants, Speed
 from launch.plan.training import Packing, TrainerSetup, training_cost
 
-PACKED_FLOPS, PADDED_FLOPS = 388e12, 283e12  # of one GPU, 6 N and attention counted
+PACKED_FLOPS, PADDED_FLOPS = 388e12, 283e12  # per GPU and second, counting 6 N and attention
 ONE_OFF_S, ON_POLICY_S = 200.0, 376.0
 THEIRS = Packing(padding=0.02, imbalance=0.03)  # assumed: they published none; ours is packed better (benchmarks/packing.py)
 SETUP = TrainerSetup(layout=Layout(tp=4, pp=4, sequence_parallel=True), dp=2, tokens_per_microbatch=4096)

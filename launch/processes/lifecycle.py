@@ -90,7 +90,7 @@ Action = Start | StopProcess | RequestSave | Say | RunEnd
 class RestartRules:
     worker_restarts: int  # for each restartable process
     trainer_restarts: int  # in a row without a new checkpoint; a restart because of a lost node does not count
-    steps: int  # of the whole run
+    steps: int  # total steps of the run
     save_s: float  # the time that the trainer has to write a requested checkpoint
     closing_s: float = CLOSING_S
 
@@ -134,10 +134,10 @@ class Lifecycle:
         self._lost_nodes: frozenset[str] = frozenset()
         self._tracked = {p.name: _Tracked(process=p) for p in place(self._lost_nodes)}
         self._removed: dict[str, _Tracked] = {}  # no longer in the placement, but still running
-        self._version = 0  # of the newest checkpoint
+        self._version = 0  # version of the newest checkpoint
         self._trainer_restarts = 0
         self._failure: _TrainerFailure | None = None
-        self._deadline_s = 0.0  # of saving and of closing
+        self._deadline_s = 0.0  # deadline of the present phase, saving or closing
         self._save_s = 0.0
         self._save_requested = False
         self._repeat_save_at_s = 0.0

@@ -21,7 +21,7 @@ from launch.processes.lock import locked
 CACHE = Path("cache")
 HASH_FILE = ".made_from"
 PROJECT = Path(__file__).resolve().parents[2]
-ERROR_LINES = 15  # of the output of a script that failed
+ERROR_LINES = 15  # this many last lines of a failed script are shown
 PATIENCE_S = 3600.0  # how long to wait for another launch that makes the same folder
 
 

@@ -5,7 +5,7 @@
 
 The lifecycle (lifecycle.py) decides and the backend (local.py, slurm/backend.py) acts. SIGINT, SIGTERM and SIGHUP end the run;
 a second one ends it at once. SIGUSR1 makes the trainer save and the run end, to be resumed later. While the run lives, a signal
-only sets a flag that is read ten times a second, so no line here can be interrupted halfway.
+only sets a flag that is read ten times per second, so no line here can be interrupted halfway.
 """
 
 import signal
@@ -129,7 +129,7 @@ def supervise(
 ) -> RunEnd:
     """Runs to the end. A run that was asked to save before it began has nothing to save, and does not begin.
 
-    `tick` is called ten times a second, `newest_checkpoint` returns a version, `note` receives every event and every action.
+    `tick` is called ten times per second, `newest_checkpoint` returns a version, `note` receives every event and every action.
     """
     if signals.save_requested:
         return RunEnd(outcome=RunOutcome.SAVED, why="The signal to save came before anything was started.")

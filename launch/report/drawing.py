@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 SMOOTHING = 2  # a PNG is drawn larger by this factor and then shrunk
 FONT_SIZE = 12
-ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # of a text's baseline, in SVG's words and in Pillow's
+ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # anchors on a text's baseline: SVG's name -> Pillow's
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Box:
 @dataclass(frozen=True, slots=True)
 class Text:
     x: float
-    y: float  # of the baseline
+    y: float  # the baseline
     words: str
     anchor: str = "start"  # start | middle | end
     colour: str = "#222222"

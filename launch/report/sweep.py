@@ -133,7 +133,7 @@ def drawings(rows: Sequence[SweepRow], x: str) -> Iterator[Drawing]:
 
 
 def _curves(rows: Sequence[SweepRow], x: str) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
-    """For each job the name of its line, and its points (step, seconds, running mean of the reward)."""
+    """For each job, the name of its line and its points (step, seconds, running mean of the reward)."""
     others = [key for key in varied_keys(rows) if key != x]
     for one in rows:
         parts = [one.job.said.get(x, one.job.name), *(f"{short(key)}={one.job.said.get(key, '')}" for key in others)]

@@ -22,7 +22,7 @@ STEPS = 48
 SWITCH_S = (
     5.0  # colocated: GPUs are handed from engine to trainer and back (an assumption: offloading through PCIe, and a new start)
 )
-ONE_LENGTH_SIGMA = 0.01  # of log-lengths: all completions are about as long
+ONE_LENGTH_SIGMA = 0.01  # sigma of log-lengths; all completions then have nearly the same length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Variant:
 class VariantResult:
     variant: Variant
     report: Report | None
-    hours: float = 0.0  # of the whole run
+    hours: float = 0.0  # duration of the whole run
     hours_with_failures: float | None = None
     hours_one_length: float | None = None  # if all completions were as long as the mean
     why_not: str = ""  # this cannot run

@@ -22,8 +22,8 @@ from launch.simulate.step_figures import PHASES, StepFigures, measured_figures, 
 from launch.simulate.workload import Workload
 from rollout.ledger.ledger import Rules
 
-FIXED_SHARES = (0.0, 0.5, 1.0)  # of a full engine's decode step, whatever runs in it
-VERDICT_SHARES = (0.25, 0.5, 1.0)  # of the longest time to a verdict
+FIXED_SHARES = (0.0, 0.5, 1.0)  # tried values for the fixed share of a full engine's decode step
+VERDICT_SHARES = (0.25, 0.5, 1.0)  # tried values, as shares of the longest time to a verdict
 RATE_ROUNDS, RATE_TOLERANCE = 5, 0.015
 LONGEST_MEAN = 0.99  # fraction of the longest completion: lengths need a spread, also where all completions were cut
 PROMPT_SHARE = 0.5  # the assumed mean prompt, as a share of the longest; the fitted speeds make up for the error
@@ -130,7 +130,7 @@ def _workload(config: RunConfig, lines: Sequence[Metrics], verdict_share: float,
 
 
 def _sigma(mean: float, cap: int, longest: float, count: int) -> float:
-    """The spread with which the longest of so many completions is as long as seen."""
+    """The sigma of log-lengths for which the longest of `count` completions has the length `longest`."""
     z = NormalDist().inv_cdf(1 - 0.5 / count)
     low, high = 0.05, 2.0
     for _ in range(40):

@@ -12,15 +12,15 @@ from launch.simulate.measured_run import WARM_UP_STEPS, MeasuredRun
 from launch.simulate.scenario import Scenario
 from launch.simulate.step_figures import PHASES, StepFigures, measured_figures, simulated_figures
 
-RELATIVE_ERROR = 0.20  # that a prediction may have
-FRACTION_ERROR = 0.05  # of a step, that a predicted fraction may be off by, however small it is
+RELATIVE_ERROR = 0.20  # largest relative error of a good prediction
+FRACTION_ERROR = 0.05  # largest absolute error of a good prediction, for fractions of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
     what: str
     first_half: float  # measured
-    predicted: float  # of the second half
+    predicted: float  # for the second half
     measured: float
     unit: str  # s | tokens/s | fraction
     binding: bool = False

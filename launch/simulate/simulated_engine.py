@@ -43,12 +43,12 @@ class SimulatedEngine:
         self.tail = tail  # takes only completions that were cut
         self.id = f"{name}@0"  # another one after each restart
         self.alive = True
-        self.version = 0  # of its weights
+        self.version = 0  # version of its weights
         self.event = -1  # the number of the event that is due; any other is out of date
         self.now_s = 0.0
         self.resume_s = 0.0  # until then it prefills, or waits out a push
         self.step = 0.0  # decode steps since it began
-        self.context_tokens = 0.0  # of all that run
+        self.context_tokens = 0.0  # summed over all running sequences
         self.idle_s = self.decode_s = self.stalled_s = self.down_s = self.sequence_s = 0.0
         self.tokens = 0.0  # sampled
         self._decode_s = speeds.decode_s

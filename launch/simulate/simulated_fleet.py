@@ -10,7 +10,7 @@ from launch.simulate.simulated_engine import CUT, Flight, SimulatedEngine
 from launch.simulate.workload import Stream
 from rollout.ledger.ledger import RECORDED, Finish, Lease, Ledger, Position, Verdict
 
-LONG_SHARE = 0.75  # a completion of so much of the cap is a long one
+LONG_SHARE = 0.75  # a completion counts as long if it reaches this share of the cap
 JUDGES = "judges"
 STOP, LENGTH = Finish.STOP, Finish.LENGTH
 VERDICTS = {True: Verdict(reward=1.0), False: Verdict(reward=0.0)}
@@ -78,7 +78,7 @@ class SimulatedFleet:
         self.long_spans: list[tuple[float, float, str]] = []  # (begin, end, name)
         self._long_tokens = int(LONG_SHARE * scenario.rules.max_completion_tokens)
         self._cap_tokens = scenario.rules.max_completion_tokens
-        self._began_s: dict[tuple[int, int], float] = {}  # of long completions
+        self._began_s: dict[tuple[int, int], float] = {}  # (group, trajectory) -> start, for long completions
         self._hungry: dict[SimulatedEngine, None] = {}
         self._tail = [engine for engine in self.engines if engine.tail]
 

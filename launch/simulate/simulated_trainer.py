@@ -68,7 +68,7 @@ class SimulatedTrainer:
         self._before = (0.0, 0.0)  # idle seconds and tokens of all engines when the step began
 
     def begin(self) -> None:
-        """From the weights of `version`: the fleet gets them, then the first batch is asked for."""
+        """Starts with the weights of `version`: pushes them to the fleet, then asks for the first batch."""
         self._push(self._told_again)
 
     # A step.

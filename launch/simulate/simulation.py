@@ -58,7 +58,7 @@ class Result:
     redone_steps: int
     judge_busy_s: float
     most_waiting_for_judges: int
-    cpu_s: float = field(compare=False)  # of the simulation itself
+    cpu_s: float = field(compare=False)  # CPU time that the simulation itself took
 
 
 def simulate(scenario: Scenario) -> Result:

@@ -27,7 +27,7 @@ class Report:
     trainer: Mapping[str, float]  # what it did
     engines: Mapping[str, float]
     running_sequences: float  # in an engine, while it decodes
-    gpus_idle: float  # of all GPUs' time: nothing to train, nothing to generate, or down
+    gpus_idle: float  # share of all GPUs' time: nothing to train, nothing to generate, or down
     lag_fractions: Mapping[int, float]
     lag_mean: float
     ready_groups: float  # waiting besides the batch when it is taken
@@ -43,7 +43,7 @@ class Report:
     cpu_s: float
 
     def hours_for(self, steps: int) -> float:
-        """Of a longer run that goes on as this one did; of as many steps as were simulated, what they took."""
+        """Hours that a run of this many steps takes, if later steps take the mean time of the simulated ones."""
         return self.hours + max(0, steps - self.steps) * self.step_s["mean"] / HOUR_S
 
     def to_json(self) -> dict[str, Any]:

@@ -24,11 +24,11 @@ class StepFigures:
     phases_s: dict[str, float]  # one value per name in PHASES
     trainer_idle: float  # fraction of a step
     engines_idle: float
-    busy_tokens_per_s: float  # of the whole fleet, while its engines have something to do
+    busy_tokens_per_s: float  # for the whole fleet, while its engines have work
 
 
 def measured_figures(lines: Sequence[Metrics]) -> StepFigures:
-    """From a real run's metrics. Raises ConfigError when they say nothing about generation."""
+    """The figures of a real run, from its metrics. Raises ConfigError if these lack the figures of generation."""
     told = [line for line in lines if "tokens/generated_per_s" in line and "idle/rollout_fraction" in line]
     total_s = sum(line["time/step_s"] for line in lines)
     told_s = sum(line["time/step_s"] for line in told)

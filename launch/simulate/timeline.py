@@ -37,7 +37,7 @@ def trace_events(result: Result, *, detail_s: float) -> Iterator[Event]:
 
 
 def _phases(step: SimulatedStep) -> Iterator[Event]:
-    """In the order in which they come; a step begins with its wait."""
+    """The phases of a step in order. The first one is the wait for the batch."""
     lag = sum(lag * n for lag, n in step.lag_tokens.items()) / max(step.lag_tokens.total(), 1)
     yield _slice(
         f"step {step.step}", step.begin_s, step.step_s, {"trained_tokens": step.trained_tokens, "mean_lag": round(lag, 3)}

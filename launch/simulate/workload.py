@@ -33,7 +33,7 @@ class Workload:
     prompt_cap_tokens: int
     completion_mean_tokens: float
     completion_cap_tokens: int
-    completion_sigma: float = 1.0  # of the log of the length: at 1 the 99th percentile is ten medians
+    completion_sigma: float = 1.0  # sigma of the log-lengths; at 1 the 99th percentile is ten medians
     group_correlation: float = 0.5  # share of the variance of log-lengths that lies between prompts
     grading_mean_s: float = 8.0
     grading_sigma: float = 0.8

@@ -36,7 +36,7 @@ class NodeWatch:
         self._question_due_s = 0.0
 
     def poll(self, now: float) -> dict[str, str]:
-        """The nodes that were lost since the last call, and why. Called several times a second."""
+        """The nodes that were lost since the last call, and why. Called several times per second."""
         if now - self._last_poll_s > SUSPENDED_S:
             self._listening_since_s = now
         self._last_poll_s = now

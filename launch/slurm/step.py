@@ -137,7 +137,7 @@ def everywhere_command(nodes: Sequence[str], context: StepContext, argv: Sequenc
 
 
 def step_id(lines: Sequence[str]) -> str | None:
-    """For example 12.3, read from the lines of a log since the process started."""
+    """The id of the Slurm step, for example 12.3, read from the log lines since the process started."""
     return next((found[1] for line in lines if (found := STEP.match(line))), None)
 
 

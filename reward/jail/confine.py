@@ -26,7 +26,7 @@ SAME_FOR_ALL = {
     resource.RLIMIT_MSGQUEUE: 0,
     resource.RLIMIT_SIGPENDING: 256,
 }
-STACK_BYTES = 120 << 20  # of the main thread; programs for contests may ask for more
+STACK_BYTES = 120 << 20  # the main thread's stack; programs for contests may ask for more
 STACK_ROOM_BYTES = 1 << 30
 """Address space beyond the memory limit, because a thread reserves the whole stack that it asks for and uses little of it. The
 judge holds a job to the memory that it uses (`reward.sandbox.job`); this bounds it until the judge looks."""

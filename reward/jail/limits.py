@@ -58,8 +58,8 @@ class Limits:
 
 
 _LIMITS = struct.Struct("<QQQQ")
-NUMBER = struct.Struct("<I")  # of a job, in what a judge and its zygote say to each other: alone, kill it; with limits, start it
-EXIT = struct.Struct("<IidQ")  # the zygote's: number, exit code or minus the signal, CPU seconds, peak bytes of memory
+NUMBER = struct.Struct("<I")  # a job's number, sent from judge to zygote: alone it means kill, with limits it means start
+EXIT = struct.Struct("<IidQ")  # from zygote to judge: number, exit code or minus the signal, CPU seconds, peak bytes of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

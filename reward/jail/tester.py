@@ -292,7 +292,7 @@ class Link:
         return self.ask("exit", manager, error) is True
 
     def undo_since(self, before: int) -> None:
-        """Leaves the attributes of the tests' objects as they were when there were so many changes."""
+        """Undoes all changes to attributes of the tests' objects after the first `before` changes."""
         while len(self.undo) > before:
             self.undo.pop()()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from reward.jail import codec
 
-MAX_VALUE_BITS = 4096  # of an int that arithmetic over literals may make
+MAX_VALUE_BITS = 4096  # the largest int that arithmetic over literals may produce
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -38,7 +38,7 @@ class Claim:
     kwargs: dict[str, Any] = field(default_factory=dict)
     relation: str  # == | is | true | false | near
     expected: Any
-    tolerance: float = 0.0  # of `near`: the difference is less
+    tolerance: float = 0.0  # for `near`: the difference must be smaller
 
     def holds(self, data: Any) -> bool:
         """Whether it is true of a result in its JSON form, from hostile hands. Raises CodecError where that is none."""

@@ -23,8 +23,8 @@ class CodeTask(ABC):
 
     tests: Sequence[Any]
     setup: str  # code that runs before the candidate's: imports, helpers of the prompt
-    cpu_limit_s: float  # of the whole completion
-    test_cpu_limit_s: float  # of one test
+    cpu_limit_s: float  # for all tests of a completion together
+    test_cpu_limit_s: float  # for one test
     memory_limit_mb: int
     credit: str  # all | fraction
 

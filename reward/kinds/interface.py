@@ -41,7 +41,7 @@ LIBRARY = {
     )
     for name in names.split()
 }
-"""What tests use without an import where they count on that of the reference solution."""
+"""Names that tests use without importing them, because the reference solution imports them."""
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
 
@@ -155,7 +155,7 @@ def _with_operators(nodes: Nodes, classes: set[str]) -> frozenset[str]:
 
 
 def _variables(nodes: Nodes, classes: set[str]) -> dict[str, set[str]]:
-    """Of which classes the variables may hold an instance."""
+    """For each variable, the classes of which it may hold an instance."""
     variables: dict[str, set[str]] = {}
     for _ in range(2):  # a variable may be assigned from one that a later line assigns
         for target, value in _assignments(nodes):

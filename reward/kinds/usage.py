@@ -11,9 +11,9 @@ INFRASTRUCTURE_RETRIES = 1
 """A run that was starved of CPU, or that slept for too long, is repeated this often. Then it counts as a failure, so code cannot
 gain by faking starvation."""
 
-MIN_CPU_S = 0.05  # a test gets at least so much, or the last of many tests would fail for what the others used
-ASLEEP_SHARE = 0.5  # of its CPU limit: so long may one job sleep, and all jobs of a completion twice as long
-ASLEEP_S = 1.5  # and so long besides: the kernel forgets how long a thread that has ended had to wait for a core
+MIN_CPU_S = 0.05  # every test gets at least this much, so that it does not fail because earlier tests used all CPU time
+ASLEEP_SHARE = 0.5  # one job may sleep for this share of its CPU limit; all jobs of a completion may sleep twice as long
+ASLEEP_S = 1.5  # added to that time, because the kernel does not count the waits for a core of threads that have ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Usage:
         self.asleep_s += end.asleep_s
 
     def limits(self, *, output_bytes: int = OUTPUT_BYTES) -> Limits:
-        """Of the next job."""
+        """The limits of the next job."""
         return Limits(cpu_s=self.left_s(), memory_bytes=self.memory_bytes, output_bytes=output_bytes)
 
     def allowance(self, test_cpu_limit_s: float, *, running_cpu_s: float = 0.0, answer_bytes: int = OUTPUT_BYTES) -> Allowance:
-        """Of the next test, in a job that has used `running_cpu_s` so far."""
+        """The allowance of the next test, in a job that has used `running_cpu_s` so far."""
         return Allowance(
             cpu_s=min(test_cpu_limit_s, max(MIN_CPU_S, self.left_s() - running_cpu_s)),
             asleep_s=max(MIN_CPU_S, min(self.may_sleep_s, 2 * self.may_sleep_s - self.asleep_s)),

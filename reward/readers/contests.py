@@ -20,7 +20,7 @@ from reward.readers.contest_limits import contest_limits
 from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, RowRefused, as_json, text_of, user
 from reward.readers.pairs import calls_tasks, stdio_task
 
-SOLUTIONS = 3  # of a problem are tried at most
+SOLUTIONS = 3  # at most this many solutions per problem are tried
 MODULES = (
     "bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator", "random", "re",
     "statistics", "string", "sys", "typing",

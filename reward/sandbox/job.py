@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 from reward.jail.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, SandboxError, SandboxUnavailable
 
-START_S = 30.0  # for a job to be confined, on a busy host
-EXIT_S = 10.0  # for a killed job to be reported; beyond it the zygote itself is taken for dead
-NAP_S = 0.05  # a new job is left alone for so long: most are over by then, and to hear each thing that they say costs more
-CLOCK_S = 0.1  # between two looks at a job's clocks and memory
+START_S = 30.0  # deadline for confining a job, on a busy host
+EXIT_S = 10.0  # deadline for the report of a killed job; after it the zygote itself counts as dead
+NAP_S = 0.05  # a new job is first read after this time: most have ended by then, and one read is cheaper than many
+CLOCK_S = 0.1  # time between two checks of a job's clocks and memory
 STARVED_FACTOR = 40.0  # the CPU limit times this is the cap on wall time, whatever the host does
-STARVED_S = 10.0  # and so long besides
+STARVED_S = 10.0  # added to that cap
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -48,7 +48,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._jobs: dict[int, Job] = {}
-        self._resident_bytes = 0  # of a job that has done nothing yet
+        self._resident_bytes = 0  # memory of a job that has done nothing yet
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> Self:

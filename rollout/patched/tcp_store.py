@@ -40,5 +40,5 @@ def listen(host: str, port: int) -> int | None:
 
 
 def listen_at_the_host_only() -> None:
-    """For every store that this process makes from now on."""
+    """Applies to every store that this process creates from now on."""
     TCPStore.__init__ = _bound  # type: ignore[method-assign]

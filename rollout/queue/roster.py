@@ -52,7 +52,7 @@ class Roster:
         return self.condemned.get(engine.id, "") if engine else ""
 
     def engine_id(self, name: str) -> str:
-        """Of the engine that has this name now; "" if there is none to be leased to."""
+        """The id of the engine that has this name now, or "" if it may not get leases."""
         engine = self._engines.get(name)
         return engine.id if engine is not None and engine.id not in self.condemned else ""
 
@@ -87,6 +87,6 @@ class Roster:
         return gone
 
     def pause(self, seconds: float) -> None:
-        """The server itself was stopped for so long, so that nobody could be heard; the time does not count."""
+        """Ignores this time when holders expire, because the server itself was stopped and could hear nobody."""
         for holder in self.holders.values():
             holder.heard_s += seconds

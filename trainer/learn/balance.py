@@ -44,9 +44,9 @@ class Capacity:
     """How many tokens a microbatch can hold, and which multiples the layout needs."""
 
     tokens: int  # upper bound, padding included
-    sequence_multiple: int = 1  # of each sequence's length: context parallelism cuts it into 2 x cp parts
-    multiple: int = 1  # of the whole microbatch's length: sequence parallelism cuts a rank's part into tp parts
-    count_multiple: int = 1  # of the number of microbatches: the interleaved schedule runs them in rounds of pp
+    sequence_multiple: int = 1  # divides the length of each sequence: context parallelism cuts it into 2 x cp parts
+    multiple: int = 1  # divides the length of a microbatch: sequence parallelism cuts a rank's part into tp parts
+    count_multiple: int = 1  # divides the number of microbatches: the interleaved schedule runs them in rounds of pp
 
     @classmethod
     def of(cls, layout: Layout, tokens: int) -> "Capacity":
@@ -71,7 +71,7 @@ class Balance:
 
     @property
     def padding_fraction(self) -> float:
-        """Of all tokens that go through the model."""
+        """The share of padding among all tokens that go through the model."""
         return float(self.padding.sum() / self.tokens.sum())
 
     @property

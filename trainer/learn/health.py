@@ -105,7 +105,7 @@ STEPS_WITHOUT_SIGNAL = 3
 
 
 def no_signal_warning(figures: Mapping[str, float], reasons: Mapping[str, int]) -> str:
-    """The warning for a run that learns nothing from its rewards, "" if there is none. It comes once, after so many steps."""
+    """The warning for a run that learns nothing from its rewards, or "". It comes once, after a fixed number of steps."""
     if figures.get("reward/steps_without_signal") != STEPS_WITHOUT_SIGNAL:
         return ""
     commonest = "; ".join(f"{count} x {reason}" for reason, count in reasons.items()) or "none was given"

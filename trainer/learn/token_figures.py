@@ -15,7 +15,7 @@ from trainer.process_groups import Mesh, gather_texts
 class TokenFigures:
     """Adds up values per token on the ranks that compute log-probs; `reduce` returns the same figures on every rank."""
 
-    BINS, WIDEST_LOG = 4000, 20.0  # of the weights' histogram, from e^-20 to e^20: one bin is 1% wide
+    BINS, WIDEST_LOG = 4000, 20.0  # the weights' histogram goes from e^-20 to e^20, with bins 1% wide
 
     def __init__(self, mesh: Mesh) -> None:
         self._is_counted = mesh.tp_rank == 0  # the tensor-parallel ranks see the same tokens

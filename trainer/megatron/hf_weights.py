@@ -67,7 +67,7 @@ def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those of the index, if there is one: a folder may hold the same weights a second time under other names."""
+    """The weight files. If there is an index, only its files count: a folder may hold copies under other names."""
     index = folder / _INDEX
     if index.is_file():
         try:
