@@ -157,8 +157,8 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout.engine_process=3", "rollout.engine_process: no such setting; did you mean rollout.engines?"),
-        ("+rollout.engine_process=3", "rollout.engine_process: no such setting; did you mean rollout.engines?"),
+        ("rollout.engine=3", "rollout.engine: no such setting; did you mean rollout.engines?"),
+        ("+rollout.engine=3", "rollout.engine: no such setting; did you mean rollout.engines?"),
         ("rolout.engines=3", "rolout.engines: no such setting; did you mean rollout.engines?"),
         ("fleet=3", "fleet: no such setting: docs/settings.md lists all settings"),
         ("learning_rate=1", "learning_rate: no such setting; did you mean trainer.lr?"),
