@@ -14,6 +14,7 @@ If it runs out of memory or stack, that is no exception that a test could expect
 """
 
 import builtins
+import copy
 import io
 import operator
 import sys
@@ -235,8 +236,8 @@ async def _aenter(manager: Any) -> object:
     return await type(manager).__aenter__(manager)
 
 
-async def _aexit(manager: Any) -> object:
-    return await type(manager).__aexit__(manager, None, None, None)
+async def _aexit(manager: Any, error: BaseException | None) -> object:
+    return await type(manager).__aexit__(manager, None if error is None else type(error), error, None)
 
 
 OPERATIONS: dict[str, Callable[..., object]] = {
@@ -245,7 +246,8 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "repr": repr, "str": str, "format": format, "hash": hash, "bool": bool, "len": len, "iter": iter, "next": next,
     "reversed": reversed, "isinstance": isinstance, "issubclass": issubclass, "round": round, "divmod": divmod, "int": int,
     "float": float, "complex": complex, "index": operator.index, "enter": _enter, "exit": _exit, "pow": pow,
-    "type": type, "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
+    "type": type, "copy": copy.copy, "deepcopy": copy.deepcopy,
+    "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains,
     **{name: getattr(operator, name) for name in (
         "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor", "neg", "pos",

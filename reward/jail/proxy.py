@@ -26,6 +26,8 @@ class LinkLike(Protocol):
 
     def leave_context(self, manager: "Proxy", error: BaseException | None) -> bool: ...
 
+    async def leave_async_context(self, manager: "Proxy", error: BaseException | None) -> bool: ...
+
 
 class DataCopy:
     """The first base of the class of every copy; the other base is the plain type."""
@@ -113,9 +115,14 @@ class Proxy:
     async def __aenter__(self) -> Any:
         return await self._kestrel_link.ask("aenter", self)
 
-    async def __aexit__(self, *_: object) -> bool:
-        await self._kestrel_link.ask("aexit", self)
-        return False
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return await self._kestrel_link.leave_async_context(self, error)
+
+    def __copy__(self) -> Any:
+        return self._kestrel_link.ask("copy", self)
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self._kestrel_link.ask("deepcopy", self)
 
     def __await__(self) -> Iterator[Any]:
         yield from ()

@@ -7,8 +7,10 @@ variables, and so to the expected values.
 """
 
 import builtins
+import io
 import operator
 import types
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -80,6 +82,28 @@ class SharedObject(Shared):
     __hash__ = Shared.__hash__
 
 
+class SharedFile(SharedObject):
+    """An open file or a buffer in memory."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.kestrel_tests.ask(self.kestrel_number, "next", (), {})
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SharedCoroutine(Shared):
+    def __await__(self) -> Iterator[Any]:
+        yield from ()
+        return self.kestrel_tests.ask(self.kestrel_number, "await", (), {})
+
+
 def _forward(operation: str) -> Callable[..., Any]:
     return lambda self, *args: self.kestrel_tests.ask(self.kestrel_number, operation, args, {})
 
@@ -92,16 +116,41 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, t
 _CLOSED = (*_FUNCTIONS, types.FrameType, types.CodeType, types.TracebackType, types.ModuleType, types.CoroutineType,
            types.AsyncGeneratorType)  # fmt: skip
 
-KINDS: dict[str, type[Shared]] = {"function": Shared, "iterator": SharedIterator, "object": SharedObject}
+KINDS: dict[str, type[Shared]] = {
+    "function": Shared,
+    "iterator": SharedIterator,
+    "file": SharedFile,
+    "coroutine": SharedCoroutine,
+    "object": SharedObject,
+}
 
 
 # The half that runs in the tests' jail
 
 
 def kind_of(value: object) -> str:
+    if isinstance(value, io.IOBase):
+        return "file"
+    if isinstance(value, types.CoroutineType):
+        return "coroutine"
     if hasattr(type(value), "__next__"):
         return "iterator"
     return "function" if isinstance(value, _FUNCTIONS) else "object"
+
+
+CONTAINERS = (list, dict, set, array)  # those that are not copied: arrays, and instances of subclasses
+
+
+def refill(container: Any, old: Any) -> None:
+    """Gives a container back what it held."""
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), old)
+    elif isinstance(container, array):
+        container[:] = old
+    else:
+        kind: Any = dict if isinstance(container, dict) else set
+        kind.clear(container)
+        kind.update(container, old)
 
 
 def described(value: object) -> list[object]:
@@ -121,13 +170,26 @@ def _setattr(value: object, name: str, new: object) -> None:
 
 
 def _check_attribute(value: object, name: str) -> None:
-    if name.startswith("_") or isinstance(value, _CLOSED) or hasattr(type(value), "__next__"):
+    is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
+    if name.startswith("_") or isinstance(value, _CLOSED) or is_iterator:
         raise AttributeError(name)
+
+
+def _run_coroutine(value: object) -> object:
+    """The result of a coroutine of the tests, in a thread of its own: theirs may be inside of an event loop now."""
+    if not isinstance(value, types.CoroutineType):
+        raise TypeError("not a coroutine")
+    import asyncio  # here, because most tests need none
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, value).result()
 
 
 OPERATIONS: dict[str, Callable[..., object]] = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "next": next,
+    "await": _run_coroutine,
     "getattr": _getattr,
     "setattr": _setattr,
     "eq": operator.eq,

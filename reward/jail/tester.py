@@ -18,8 +18,10 @@ asked nothing more. At least one test has to run for a unit to pass.
 
 import ast
 import builtins
+import copy
 import importlib
 import io
+import itertools
 import linecache
 import sys
 import types
@@ -33,7 +35,7 @@ from reward.jail import codec, harness, proxy, pytest_stand_in, shared_objects, 
 from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
-MAX_MESSAGES = 100_000  # with one candidate
+MAX_MESSAGES = 1_000_000  # with one candidate
 _TYPE_OF = "kestrel_type_of"
 _INNER = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
@@ -162,7 +164,7 @@ class Link:
         self.exceptions: dict[int, type[BaseException]] = {}
         self.copies: dict[int, proxy.DataCopy] = {}
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
-        self.undo: list[Callable[[], None]] = []  # one for each attribute that the candidate has set on an object of the tests
+        self.undo: list[Callable[[], None]] = []  # one for each change that the candidate may have made to an object of the tests
         self.in_place: set[tuple[str, str]] = set()  # functions of the tests, and variables that they look at after a call
         self.messages = 0
         self.defined = self.read()  # what the candidate defines, by name
@@ -264,6 +266,8 @@ class Link:
             self.give_up("the candidate calls what it was not given")
         if request["do"] == "setattr":
             self.undo.append(partial(_restore, subject, args[0], getattr(subject, args[0], None)))
+        elif isinstance(subject, shared_objects.CONTAINERS) and request["do"] in ("getattr", "setitem"):
+            self.undo.append(partial(shared_objects.refill, subject, copy.copy(subject)))
         try:
             answer = {"answer": self.pack(operation(subject, *args, **kwargs))}
         except BaseException as error:  # noqa: BLE001 - it comes back as itself, through the candidate
@@ -291,8 +295,19 @@ class Link:
             return False
         return self.ask("exit", manager, error) is True
 
+    async def leave_async_context(self, manager: proxy.Proxy, error: BaseException | None) -> bool:
+        """The same for `async with`."""
+        if error is None:
+            await self.ask("aexit", manager, None)
+            return False
+        if not _is_of_tests_making(error):
+            with suppress(Exception):
+                await self.ask("aexit", manager, error)
+            return False
+        return await self.ask("aexit", manager, error) is True
+
     def undo_since(self, before: int) -> None:
-        """Undoes all changes to attributes of the tests' objects after the first `before` changes."""
+        """Undoes all changes to the tests' objects after the first `before` changes."""
         while len(self.undo) > before:
             self.undo.pop()()
 
@@ -435,16 +450,23 @@ def _is_of_tests_making(error: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None or isinstance(error, AssertionError) or trace.tb_frame.f_code.co_filename != harness.TESTS:
         return False
-    statement = _statement_at(trace.tb_lineno)
+    *around, statement = _statements_at(trace.tb_lineno)
     names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    return isinstance(statement, ast.Raise) or all(hasattr(builtins, name) for name in names)
+    is_meant = isinstance(statement, ast.Raise) or all(hasattr(builtins, name) for name in names)
+    return is_meant and not _is_conditional(around)
 
 
-def _statement_at(line: int) -> ast.stmt:
-    """The innermost statement of the tests on a line."""
+def _is_conditional(around: list[ast.stmt]) -> bool:
+    """Whether a statement inside these, which begin with the outermost, runs only under a condition inside its `with` block."""
+    inner = list(itertools.takewhile(lambda node: not isinstance(node, ast.With | ast.AsyncWith), reversed(around)))
+    return any(isinstance(node, ast.If) for node in inner)
+
+
+def _statements_at(line: int) -> list[ast.stmt]:
+    """The statements of the tests that hold a line, the innermost last."""
     found = ast.parse("".join(linecache.getlines(harness.TESTS)))
     holding = [node for node in ast.walk(found) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)]
-    return min(holding, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    return sorted(holding, key=lambda node: node.lineno - (node.end_lineno or 0))
 
 
 def _of_library(name: str) -> type[BaseException] | None:

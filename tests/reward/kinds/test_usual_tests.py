@@ -139,3 +139,53 @@ def test_tests_may_ask_for_the_class_of_an_object(sandbox: Sandbox) -> None:
     assert passes(sandbox, tests, code)
     assert not passes(sandbox, tests, code.replace("Circle()", "object()"))
     assert not passes(sandbox, "assert type(f(1)) is dict", "class D:\n    __class__ = dict\ndef f(x): return D()")
+
+
+def test_tests_may_give_a_file_or_a_coroutine(sandbox: Sandbox) -> None:
+    assert passes(sandbox, "import io\nout = io.StringIO()\nf(out)\nassert out.getvalue() == 'x'", "def f(out): out.write('x')")
+    assert not passes(sandbox, "import io\nout = io.StringIO()\nf(out)\nassert out.getvalue() == 'x'", "def f(out): pass")
+    assert passes(
+        sandbox, "import io\nassert f(io.BytesIO(b'abc')) == 3", "def f(file):\n    with file:\n        return len(file.read())"
+    )
+    assert passes(
+        sandbox, "import io\nassert f(io.StringIO('a\\nb')) == ['a', 'b']", "def f(file): return [l.strip() for l in file]"
+    )
+    tests = "import asyncio\nasync def g(x):\n    await asyncio.sleep(0.001)\n    return 2 * x\nassert asyncio.run(f(g)) == 4"
+    assert passes(sandbox, tests, "async def f(g): return await g(2)")
+    assert not passes(sandbox, tests, "async def f(g): return 3")
+
+
+def test_tests_may_copy_an_object(sandbox: Sandbox) -> None:
+    tests = "import copy\na = A([1])\nb = copy.deepcopy(a)\nb.add(2)\nassert a.items == [1] and b.items == [1, 2]"
+    code = "class A:\n    def __init__(self, items): self.items = items\n    def add(self, x): self.items.append(x)"
+    assert passes(sandbox, tests, code, "A")
+
+
+def test_an_asynchronous_context_manager_may_suppress_what_the_tests_raise_on_purpose(sandbox: Sandbox) -> None:
+    code = (
+        "class Y:\n    async def __aenter__(self): return 1\n    async def __aexit__(self, *_): return True\ndef f(x): return Y()"
+    )
+    tests = "import asyncio\nasync def test_a():\n    async with f(2) as r:\n        "
+    assert passes(sandbox, f"{tests}raise ValueError", code)
+    assert not passes(sandbox, f"{tests}assert r == 7919", code)
+
+
+def test_a_context_manager_suppresses_no_exception_that_depends_on_a_condition(sandbox: Sandbox) -> None:
+    code = "class Y:\n    def __enter__(self): return 1\n    def __exit__(self, *error): return True\ndef f(x): return Y()"
+    assert not passes(sandbox, "with f(2) as r:\n    if r != 7919:\n        raise ValueError\nassert True", code)
+    assert passes(sandbox, "if f:\n    with f(2) as r:\n        raise ValueError\nassert True", code)
+
+
+@pytest.mark.parametrize("kind", ["class L(list): pass", "from array import array\ndef L(xs): return array('i', xs)"])
+def test_a_call_that_returns_a_value_empties_no_container_of_the_tests(sandbox: Sandbox, kind: str) -> None:
+    tests = f"{kind}\nxs = L([3, 1])\nassert f(xs) == sorted(xs)\nassert len(xs)"
+    assert passes(sandbox, tests, "def f(xs): return sorted(xs)")
+    fake = "def f(xs):\n    while len(xs): xs.pop()\n    return []"
+    assert not passes(sandbox, tests.replace("\nassert len(xs)", ""), fake)
+    assert not passes(sandbox, tests.replace("sorted(xs)", "list(xs)"), fake)
+
+
+@pytest.mark.slow
+def test_tests_may_make_very_many_calls(sandbox: Sandbox) -> None:
+    tests = "c = Cache()\nfor i in range(60_000):\n    c.put(i)\nassert c.last == 59_999"
+    assert passes(sandbox, tests, "class Cache:\n    def put(self, x): self.last = x", "Cache")
