@@ -22,6 +22,7 @@ from reward.kinds import in_place
 
 Node = TypeVar("Node", bound=ast.AST)
 Nodes = list[ast.AST]
+Variables = dict[str, list[tuple[tuple[int, int], set[str]]]]
 MODULES = sys.stdlib_module_names | {"pytest"}
 _BUILTINS = frozenset(vars(builtins))
 _ON_NUMBERS_AND_CONTAINERS = frozenset(
@@ -61,6 +62,7 @@ def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
     """What `tests`, which run after `setup`, take from the candidate."""
     tests += _doctests(tests)
     trees = (ast.parse(setup), ast.parse(tests))
+    ast.increment_lineno(trees[1], len(setup.splitlines()))
     nodes = [node for tree in trees for node in ast.walk(tree)]
     _name_parameter(nodes, entry_point)
     setup_used, setup_bound = _globals(setup)
@@ -154,17 +156,30 @@ def _with_operators(nodes: Nodes, classes: set[str]) -> frozenset[str]:
     return frozenset(name for operand in _operands(nodes) for name in _roots(operand, classes, variables))
 
 
-def _variables(nodes: Nodes, classes: set[str]) -> dict[str, set[str]]:
-    """For each variable, the classes of which it may hold an instance."""
-    variables: dict[str, set[str]] = {}
-    for _ in range(2):  # a variable may be assigned from one that a later line assigns
-        for target, value in _assignments(nodes):
-            if roots := _roots(value, classes, variables):
-                variables.setdefault(ast.unparse(target), set()).update(roots)
+def _variables(nodes: Nodes, classes: set[str]) -> Variables:
+    """What each variable is assigned, in order: where that takes effect, and the classes of which it is an instance."""
+    variables: Variables = {}
+    for target, value, end in sorted(_assignments(nodes), key=lambda one: one[2]):
+        known = variables.setdefault(ast.unparse(target), [])
+        if not known or known[-1][0] != end:
+            known.append((end, set()))
+        known[-1][1].update(_roots(value, classes, variables))
     return variables
 
 
-def _roots(node: ast.expr, classes: set[str], variables: dict[str, set[str]]) -> set[str]:
+def _end(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
+def _held(node: ast.expr, variables: Variables) -> set[str]:
+    """The classes of which a variable holds an instance where it is used. A variable is seen as used again for something else;
+    one that is assigned further down, as in `setUp`, holds whatever it ever does."""
+    known = variables.get(ast.unparse(node), [])
+    before = [roots for end, roots in known if end <= (node.lineno, node.col_offset)]
+    return before[-1] if before else set().union(*(roots for _, roots in known))
+
+
+def _roots(node: ast.expr, classes: set[str], variables: Variables) -> set[str]:
     """The classes that an expression visibly is, or visibly is an instance of."""
     if isinstance(node, ast.Name) and node.id in classes:
         return {node.id}
@@ -175,21 +190,24 @@ def _roots(node: ast.expr, classes: set[str], variables: dict[str, set[str]]) ->
     if isinstance(node, ast.UnaryOp):
         return _roots(node.operand, classes, variables)
     if isinstance(node, ast.Name | ast.Attribute) and variables:
-        return variables.get(ast.unparse(node), set())
+        return _held(node, variables)
     return set()
 
 
-def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr]]:
+def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr, tuple[int, int]]]:
+    """What is assigned to what, and where that takes effect. The items of a loop take effect at one place."""
     for node in _of(ast.Assign, nodes):
         for target in node.targets:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
-                yield from zip(target.elts, node.value.elts, strict=True)
-            yield target, node.value
-    yield from ((node.target, node.value) for node in _of(ast.NamedExpr, nodes))
-    yield from ((node.optional_vars, node.context_expr) for node in _of(ast.withitem, nodes) if node.optional_vars)
+                yield from ((one, value, _end(node)) for one, value in zip(target.elts, node.value.elts, strict=True))
+            yield target, node.value, _end(node)
+    yield from ((node.target, node.value, _end(node)) for node in _of(ast.NamedExpr, nodes))
+    for item in _of(ast.withitem, nodes):
+        if item.optional_vars:
+            yield item.optional_vars, item.context_expr, _end(item.optional_vars)
     for loop in _of(ast.For, nodes):
         if isinstance(loop.iter, ast.List | ast.Tuple):
-            yield from ((loop.target, item) for item in loop.iter.elts)
+            yield from ((loop.target, item, _end(loop.iter)) for item in loop.iter.elts)
 
 
 def _operands(nodes: Nodes) -> Iterator[ast.expr]:

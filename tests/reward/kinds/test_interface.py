@@ -117,3 +117,20 @@ def test_an_argument_is_looked_at_where_it_is_compared_with_what_does_not_depend
     assert (("<module>", "xs") in read_interface("", code, "f").in_place) is looked_at
     body = "class T:\n    def test_a(self):\n" + "".join(f"        {line}\n" for line in code.split("\n"))
     assert (("test_a", "xs") in read_interface("", body, "f").in_place) is looked_at
+
+
+@pytest.mark.parametrize(
+    ("code", "counts"),
+    [
+        ("v = V(1)\nassert v * 2", True),
+        ("v = 3\nv = V(1)\nassert v * 2", True),
+        ("v = V(1)\nv = v + v\nassert v * 2", True),
+        ("v = V(1)\nv = v.length()\nassert v * 2", False),
+        ("for v in [V(1), 3]:\n    assert v * 2", True),
+        ("with V(1) as v: assert v * 2", True),
+        ("def test():\n    assert v * 2\ndef use():\n    global v\n    v = V(1)", True),
+    ],
+)
+def test_operators_count_for_what_a_variable_holds_where_it_is_used(code: str, counts: bool) -> None:
+    for setup in ("", "import math\n\nx = 1\n"):
+        assert (read_interface(setup, code + "\nV(1).x", "V").with_operators == {"V"}) is counts

@@ -189,3 +189,13 @@ def test_a_call_that_returns_a_value_empties_no_container_of_the_tests(sandbox: 
 def test_tests_may_make_very_many_calls(sandbox: Sandbox) -> None:
     tests = "c = Cache()\nfor i in range(60_000):\n    c.put(i)\nassert c.last == 59_999"
     assert passes(sandbox, tests, "class Cache:\n    def put(self, x): self.last = x", "Cache")
+
+
+def test_a_variable_that_is_used_again_for_a_number_has_no_operators_of_a_class(sandbox: Sandbox) -> None:
+    tests = "result = Circle(2)\nassert result.r == 2\nresult = result.area()\nassert abs(result - 12.566) < 0.01"
+    code = (
+        "class Circle:\n    def __init__(self, r): self.r = r\n    def area(self): return {}\n    def __sub__(self, x): return 0"
+    )
+    for entry_point in ("Circle", ""):
+        assert passes(sandbox, tests, code.format("3.14159 * self.r ** 2"), entry_point)
+        assert not passes(sandbox, tests, code.format("self"), entry_point)
