@@ -4,6 +4,7 @@ The commands are the indented lines that begin with `make`, `sbatch` or `.venv/b
 it cannot be run as it stands.
 """
 
+import json
 import os
 import re
 import shlex
@@ -44,8 +45,11 @@ RULES = (
     Rule(r"-m launch .*experiment=smollm2", instead="tests/test_real_model.py"),
     Rule(r"-m launch -m ", instead="tests/launch/report/test_sweep_runs.py and test_a_sweep_and_its_report"),
     Rule(r"-m launch\.report\.sweep", instead="test_a_sweep_and_its_report"),
+    Rule(r"my_loss|my_reader", instead="tests/trainer/test_user_code.py and tests/rollout/prompts/test_reader_example.py"),
+    # The model of these tests has 256 positions.
+    Rule(r"-m launch\.doctor .*data=files", more=("data.max_prompt_tokens=128",)),
+    Rule(r"-m launch .*data=files", more=("dry_run=true", "data.max_prompt_tokens=128")),
     Rule(r"-m launch .*dry_run=true"),
-    Rule(r"-m launch .*data=files", more=("dry_run=true", "data.max_prompt_tokens=128")),  # the model here has 256 positions
     Rule(r"-m launch ", more=("dry_run=true",)),
     Rule(r"-m launch\.simulate ", more=("simulate.steps=2",)),
     Rule(r"-m pytest", instead="it is one of the tests"),
@@ -109,6 +113,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     for name in ("problems", "train", "heldout"):
         (folder / f"{name}.jsonl").write_text(PROBLEM.replace('"id": "one"', f'"id": "{name}"'))
+    completion = {"id": "problems", "completion": "```python\ndef one():\n    return 1\n```"}
+    (folder / "completions.jsonl").write_text(json.dumps(completion) + "\n")
     return folder
 
 
@@ -121,6 +127,7 @@ def test_the_command_works(command: str, small: tuple[str, ...], finished_run: P
         "problems.jsonl": str(folder / "problems.jsonl"),
         "train.jsonl": str(folder / "train.jsonl"),
         "heldout.jsonl": str(folder / "heldout.jsonl"),
+        "completions.jsonl": str(folder / "completions.jsonl"),
     }
     text = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], command)
     words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(text)]
