@@ -86,7 +86,7 @@ def test_all_ranks_of_a_stage_hold_as_much():
 
 def test_the_command_prints_a_line_for_a_rank_and_refuses_one_that_is_not_there(capsys):
     printed = run(["experiment=kestrel_256", "model=qwen3_32b", "trainer.tp=8", "trainer.pp=4", "trainer.dp=4", "rank=127"])
-    assert "32,762,123,264 parameters" in printed and "on 128 ranks" in printed
+    assert "32,762,123,264 parameters" in printed and "over 128 ranks" in printed
     rank, stage, parameters, weights, *_ = printed.splitlines()[3].split()
     assert (rank, stage) == ("127", "3")
     assert float(weights) * 1e9 == pytest.approx(2 * int(parameters.replace(",", "")), abs=1e7)

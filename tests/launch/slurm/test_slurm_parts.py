@@ -344,7 +344,7 @@ def test_batch_script_that_is_not_where_it_was_submitted_says_so(tmp_path: Path,
     (tmp_path / "scontrol").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", BATCH_SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stdout) == (2, "") and "submit it by sbatch, as a file" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "submit the file by sbatch" in done.stderr
 
 
 def test_addresses_are_read_from_scontrol() -> None:

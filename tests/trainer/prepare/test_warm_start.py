@@ -111,7 +111,7 @@ def test_one_pass_takes_every_example_once_and_clean_ones_first(
 
 
 def test_a_missing_or_broken_file_is_named_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"demonstrations\.jsonl does not exist; make it with: python -m reward\.generated"):
+    with pytest.raises(SystemExit, match=r"demonstrations\.jsonl does not exist; make it with: python -m reward\.debug_problems"):
         read_demonstrations(tmp_path / "demonstrations.jsonl")
     (tmp_path / "demonstrations.jsonl").write_text(
         json.dumps({"prompt": "a", "prefill": "b", "answer": "c"}) + "\n" + json.dumps({"prompt": "a"}) + "\n"
