@@ -31,6 +31,8 @@ run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
 while not (run / "closed").exists():
     time.sleep(0.05)
 """
+# A job of a sweep imports the launcher with this folder first on its path. What has no stand-in comes from the project.
+REST_IS_REAL = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
 TRAINER = """
 import json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
@@ -72,7 +74,7 @@ def write_project(folder: Path) -> None:
     }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        (path.parent / "__init__.py").touch()
+        (path.parent / "__init__.py").write_text(REST_IS_REAL)
         path.write_text(source)
     write_model(folder / "model")
     write_problems(folder / "train.jsonl")
