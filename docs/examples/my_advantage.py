@@ -5,7 +5,7 @@ import numpy as np
 from conf.schema import AlgoConfig
 from rollout.ledger.records import Group
 
-SHARE = 0.1  # of a reward, for the longest right completion
+SHARE = 0.1  # the part of the reward that the longest right completion loses
 
 
 def shorter_is_better(rewards: np.ndarray, group: Group, algo: AlgoConfig) -> np.ndarray:

@@ -253,7 +253,7 @@ def test_a_queue_server_that_stays_away_ends_the_judge() -> None:
 @pytest.mark.parametrize("completion", [RIGHT, "    import time\n    time.sleep(0.5)\n" + RIGHT])
 def test_a_killed_zygote_costs_no_verdict(completion: str) -> None:
     queue = Queue(*(work(group, completion) for group in range(6)))
-    others = set(_children("zygote.py"))  # of other tests
+    others = set(_children("zygote.py"))  # zygotes that other tests left
     with Running(judge_for(queue)):
         wait_for(lambda: len(queue.told) >= 1)
         for pid in set(_children("zygote.py")) - others:
