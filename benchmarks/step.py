@@ -79,6 +79,7 @@ def rank(options: argparse.Namespace) -> None:
 
     from conf.shapes import layout_of
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, pack, train_step
 
@@ -88,7 +89,7 @@ def rank(options: argparse.Namespace) -> None:
         mesh = process_groups.initialize(layout_of(config.trainer), seed=0, timeout_s=600)
         policy = load_policy(config, mesh)
     made = batch(options.trajectories)
-    ours = partial(train_step, policy, made, config, Stopwatch())
+    ours = partial(train_step, policy, load_algorithm(config.algo), made, config, Stopwatch())
     ours()
     first_step_s = time.time() - psutil.Process().create_time()
     minibatches = [

@@ -21,6 +21,7 @@ from rollout.ledger.records import Batch
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from trainer import process_groups
+from trainer.learn.algorithm import load_algorithm
 from trainer.learn.balance import PackingError
 from trainer.learn.batch_figures import batch_figures, commonest_reasons
 from trainer.learn.health import Divergence, TrainingError, no_signal_warning
@@ -51,7 +52,8 @@ class Trainer:
         control = Control(timeout_s=trainer.collective_s)
         keys = RunKeys.load(run_dir)
         self.queue = QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if control.is_leader else None
-        self.policy = load_policy(config, self.mesh, run_dir)
+        self.policy = load_policy(config, self.mesh)
+        self.algorithm = load_algorithm(algo, run_dir)
         if trainer.save_hf and control.is_leader:  # the model's folder may be gone at the end of the run
             hf_weights.copy_description(Path(config.model.path), run_dir / DESCRIPTION)
         if algo.kl_coef > 0:
@@ -94,7 +96,7 @@ class Trainer:
 
     def step(self, batch: Batch, watch: Stopwatch) -> Figures:
         """One RL step: policy and fleet go from version v to v + 1."""
-        figures = batch_figures(batch) | train_step(self.policy, batch, self.config, watch)
+        figures = batch_figures(batch) | train_step(self.policy, self.algorithm, batch, self.config, watch)
         self.divergence.check(figures)  # before the engines get the weights
         self.steps_without_signal = 0 if figures["reward/groups_with_signal_fraction"] else self.steps_without_signal + 1
         with watch("time/push_s"):

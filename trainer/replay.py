@@ -30,6 +30,7 @@ from rollout.ledger import past_batches
 from rollout.ledger.past_batches import NoSuchBatch
 from rollout.ledger.records import Batch
 from trainer import process_groups
+from trainer.learn.algorithm import load_algorithm
 from trainer.learn.balance import PackingError
 from trainer.learn.batch_figures import batch_figures
 from trainer.learn.health import TrainingError
@@ -114,7 +115,8 @@ def run_rank(replay: Replay) -> None:
     mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
     control = Control(timeout_s=trainer.collective_s)
     todo = control.share(ReplayPlan, lambda: plan(replay))
-    policy = load_policy(config, mesh, replay.run_dir)
+    policy = load_policy(config, mesh)
+    algorithm = load_algorithm(config.algo, replay.run_dir)
     if config.algo.kl_coef > 0:
         policy.remember_reference()
     if todo.checkpoint:
@@ -133,7 +135,7 @@ def run_rank(replay: Replay) -> None:
         last = batch.step + 1 == replay.step
         watch = Stopwatch()
         with _profiler(replay.profile if last and control.is_leader else None):
-            figures = batch_figures(batch) | train_step(policy, batch, config, watch)
+            figures = batch_figures(batch) | train_step(policy, algorithm, batch, config, watch)
         if control.is_leader:
             print(f"step {batch.step + 1}: loss {figures.get('loss/total', float('nan')):.6g}", flush=True)
     if control.is_leader:

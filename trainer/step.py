@@ -3,25 +3,29 @@
 1. Pack the trajectories into microbatches, in `algo.minibatches` equal parts.
 2. Compute old log-probs and, for a KL, reference log-probs (forward only).
 3. Compute advantages and behaviour weights (`learn/loss_inputs.py`).
-4. For each minibatch: forward, loss (`megatron/policy.py` calls `learn/objective.py`), backward, optimizer step.
+4. For each minibatch: forward, loss (`learn/objective.py`), backward, optimizer step (`megatron/policy.py`).
 5. If it is due, make the policy the new reference.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
-from conf.schema import RunConfig
+from conf.schema import AlgoConfig, RunConfig
 from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import Batch
 from trainer.learn.advantages import loss_weights
+from trainer.learn.algorithm import Algorithm
 from trainer.learn.balance import Capacity, CostModel
 from trainer.learn.health import NonFinite, TrainingError, describe
 from trainer.learn.loss_inputs import make_loss_inputs
+from trainer.learn.losses import LossInputs, PolicyLoss
+from trainer.learn.objective import token_losses
 from trainer.learn.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.learn.token_figures import TokenFigures, add_mismatch
 from trainer.megatron.policy import Policy
@@ -47,7 +51,7 @@ class Stopwatch:
         return time.perf_counter() - self._began_s
 
 
-def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch) -> Figures:
+def train_step(policy: Policy, algorithm: Algorithm, batch: Batch, config: RunConfig, watch: Stopwatch) -> Figures:
     """Trains on `batch`. Collective over all ranks.
 
     Raises TrainingError if a token is older than the bound, or if a number is not finite.
@@ -68,12 +72,13 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
 
     figures = TokenFigures(mesh)
     add_mismatch(figures, everything, old, batch.step)
-    inputs = iter(make_loss_inputs(batch, everything, old, reference, config, policy.algorithm.advantage, mesh, figures))
+    inputs = make_loss_inputs(batch, everything, old, reference, config, algorithm.advantage, mesh, figures)
+    losses = iter([partial(microbatch_loss, algorithm.policy_loss, algo, figures, of_one) for of_one in inputs])
     norms, learning_rate = [], 0.0
     with watch("time/train_s"):
         for number, minibatch in enumerate(mine):
             with explained(batch, minibatch, f"minibatch {number} of {len(mine)}"):
-                norm, learning_rate = policy.update(minibatch, list(islice(inputs, len(minibatch))), figures)
+                norm, learning_rate = policy.update(minibatch, list(islice(losses, len(minibatch))))
             norms.append(norm)
         policy.gather_parameters()
     if policy.reference and algo.reference_refresh_steps and (batch.step + 1) % algo.reference_refresh_steps == 0:
@@ -86,6 +91,16 @@ def train_step(policy: Policy, batch: Batch, config: RunConfig, watch: Stopwatch
         **packing_figures(minibatches),
         **(policy.reference.figures() if policy.reference else {}),
     }
+
+
+def microbatch_loss(
+    policy_loss: PolicyLoss, algo: AlgoConfig, figures: TokenFigures, inputs: LossInputs, current: Tensor, entropies: Tensor
+) -> Tensor:
+    """The loss per token [m] of a microbatch. Adds its figures to those of the step."""
+    losses, of_tokens = token_losses(policy_loss, algo, current=current, entropies=entropies, inputs=inputs)
+    for name, values in of_tokens.items():
+        figures.add(name, values)
+    return losses
 
 
 def pack(batch: Batch, config: RunConfig, shape: ModelShape, layout: Layout, dp: int) -> list[Minibatch]:

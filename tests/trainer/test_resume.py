@@ -10,6 +10,7 @@ from conf.shapes import Layout, read_shape
 from tests.trainer import jobs, ranks
 from tests.trainer.megatron.test_policy import batch, config, model_folder
 from trainer import process_groups
+from trainer.learn.algorithm import load_algorithm
 from trainer.megatron import checkpoint
 from trainer.megatron.policy import load_policy
 from trainer.megatron.reference import Reference, fingerprint
@@ -44,7 +45,7 @@ def train(folder: str, checkpoints: str, layout: Layout, steps: range, changes: 
         assert checkpoint.load(checkpoint.latest(checkpoints), policy.training_state).version == steps.start
     figures = []
     for step in steps:
-        figures.append(train_step(policy, batch(step), settings, Stopwatch()))
+        figures.append(train_step(policy, load_algorithm(settings.algo), batch(step), settings, Stopwatch()))
         if step + 1 == SAVED:
             store.begin_save(SAVED, {})
     assert [saved.failure for saved in store.wait(timeout_s=60)] in ([], [None])

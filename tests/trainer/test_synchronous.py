@@ -133,13 +133,15 @@ def generate_all(ledger: Ledger, policy) -> None:
 def load(config: RunConfig):
     from conf.shapes import Layout
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.learn.batch_figures import batch_figures
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, train_step
 
     policy = load_policy(config, process_groups.initialize(Layout(), seed=0, timeout_s=60))
     policy.remember_reference()
-    return policy, lambda batch: batch_figures(batch) | train_step(policy, batch, config, Stopwatch())
+    algorithm = load_algorithm(config.algo)
+    return policy, lambda batch: batch_figures(batch) | train_step(policy, algorithm, batch, config, Stopwatch())
 
 
 def test_staleness_zero_is_the_synchronous_algorithm_number_for_number(tmp_path) -> None:

@@ -30,7 +30,7 @@ class Algorithm:
     advantage: Advantage
 
 
-def load_algorithm(algo: AlgoConfig, run_dir: Path) -> Algorithm:
+def load_algorithm(algo: AlgoConfig, run_dir: Path = Path()) -> Algorithm:
     """run_dir: where the run keeps its copy of the user's code. Raises ConfigError."""
     loss, advantage = algo.policy_loss, algo.advantage
     return Algorithm(

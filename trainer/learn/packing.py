@@ -32,10 +32,6 @@ class Microbatch:
     versions: I32  # [m]
     weights: F32  # [m], the weight of each token in the minibatch's loss
 
-    @property
-    def sampled_tokens(self) -> int:
-        return len(self.rows)
-
     def on_context_rank(self, cp: int, rank: int) -> "Microbatch":
         """The part of context-parallel rank `rank` of `cp`. The length of every sequence is a multiple of 2 cp."""
         if cp == 1:

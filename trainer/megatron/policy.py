@@ -1,15 +1,14 @@
 """The policy under training: Megatron's modules, and the three operations on them.
 
-`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch, and `reference_weights` swaps the
-frozen reference in. The first two raise before a number that is not finite reaches the optimizer. Each runs Megatron's
-pipeline schedule, so all ranks of the job call them together.
+`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch with the losses that its caller
+gives, and `reference_weights` swaps the frozen reference in. The first two raise before a number that is not finite reaches the
+optimizer. Each runs Megatron's pipeline schedule, so all ranks of the job call them together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,20 +18,19 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from conf.schema import AlgoConfig, RunConfig
+from conf.schema import RunConfig
 from conf.shapes import ModelShape, check_layout, read_shape
-from trainer.learn.algorithm import Algorithm, load_algorithm
 from trainer.learn.health import FiniteCheck, TrainingError
 from trainer.learn.logprobs import token_logprobs
-from trainer.learn.losses import LossInputs
-from trainer.learn.objective import token_losses
 from trainer.learn.packing import Microbatch
-from trainer.learn.token_figures import TokenFigures
 from trainer.megatron import attention, hf_weights, model
 from trainer.megatron.checkpoint import TrainingState
 from trainer.megatron.optimizer import build_optimizer, gather_parameters, wrap
 from trainer.megatron.reference import Reference
 from trainer.process_groups import Mesh
+
+MicrobatchLoss = Callable[[Tensor, Tensor], Tensor]
+"""Current log-probs and entropies of a microbatch's tokens -> the loss per token, with gradient; f32 [m] each."""
 
 
 class Policy:
@@ -46,18 +44,17 @@ class Policy:
         scheduler,
         shape: ModelShape,
         mesh: Mesh,
-        algo: AlgoConfig,
-        algorithm: Algorithm,
         temperature: float,
     ) -> None:
         self.chunks, self.optimizer, self.scheduler = chunks, optimizer, scheduler
         self.shape, self.mesh = shape, mesh
-        self._algo, self._temperature = algo, temperature
-        self.algorithm = algorithm
+        self._temperature = temperature
         self._schedule = get_forward_backward_func()
         config = get_model_config(chunks[0])
-        # The loss is already normalised over the whole minibatch (packing.py), so no token count divides the gradients again.
+        # The weights of the tokens (packing.py) normalise the loss over the whole minibatch, so no token count divides the
+        # gradients again. Megatron's schedule wants a count from each microbatch all the same.
         config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
+        self._no_tokens = torch.zeros((), dtype=torch.int, device=mesh.device)
         config.grad_scale_func = optimizer.scale_loss
         self.reference: Reference | None = None
 
@@ -89,33 +86,39 @@ class Policy:
         finite.verify()
         return found
 
-    def update(
-        self, microbatches: Sequence[Microbatch], inputs: Sequence[LossInputs], figures: TokenFigures
-    ) -> tuple[float, float]:
+    def update(self, microbatches: list[Microbatch], losses: list[MicrobatchLoss]) -> tuple[float, float]:
         """One optimizer step on this rank's microbatches of a minibatch. Returns the norm of the gradient and the learning rate.
 
-        inputs: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
+        losses: one for each microbatch on the last stage, [] elsewhere. Raises NonFinite with the weights as they were.
         """
         finite = FiniteCheck(self.mesh)
-        self._zero_gradients()
-        self._run(microbatches, partial(self._loss, microbatches, inputs, figures, finite), forward_only=False)
+        self._backward(microbatches, losses, finite)
         finite.verify()
         self.optimizer.prepare_grads()
         if not isfinite(self.optimizer.get_grad_norm()):
-            self._find_bad_gradient(microbatches, inputs, figures)
+            self._find_bad_gradient(microbatches, losses)
         learning_rate = self.optimizer.param_groups[0]["lr"]
         _, norm, _ = self.optimizer.step()
         self.scheduler.step(increment=1)  # sets the learning rate of the next step
         return float(norm), learning_rate
 
-    def _zero_gradients(self) -> None:
+    def _backward(self, microbatches: Sequence[Microbatch], losses: list[MicrobatchLoss], finite: FiniteCheck) -> None:
+        """Computes the gradient of the minibatch's loss: the sum over its tokens of loss times weight."""
+
+        def weighted_sum(number: int, chunk: torch.nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, dict]:
+            current, entropies = self._token_logprobs(chunk, microbatches[number], hidden)
+            per_token = losses[number](current, entropies)
+            for quantity, values in (("current log-prob", current), ("entropy", entropies), ("loss", per_token)):
+                finite.note(number, quantity, values.detach())
+            weights = torch.from_numpy(microbatches[number].weights).to(self.mesh.device)
+            return (per_token * weights).sum(), self._no_tokens, {}
+
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self._run(microbatches, weighted_sum, forward_only=False)
 
-    def _find_bad_gradient(
-        self, microbatches: Sequence[Microbatch], inputs: Sequence[LossInputs], figures: TokenFigures
-    ) -> NoReturn:
+    def _find_bad_gradient(self, microbatches: list[Microbatch], losses: list[MicrobatchLoss]) -> NoReturn:
         """Runs one microbatch after another, without reduction over ranks, to find the one whose gradient is not finite."""
         config, finite = get_model_config(self.chunks[0]), FiniteCheck(self.mesh)
         # The run ends here, so these settings need not be restored.
@@ -123,12 +126,11 @@ class Policy:
         with ExitStack() as unreduced:
             for chunk in self.chunks:
                 unreduced.enter_context(chunk.no_sync())
+            # The interleaved schedule needs a multiple of the number of stages.
+            copies = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
             for number in range(len(microbatches)):
-                self._zero_gradients()
-                # The interleaved schedule needs a multiple of the number of stages.
-                again = self.mesh.layout.pp if self.mesh.layout.vpp > 1 else 1
-                one, its = [microbatches[number]] * again, list(inputs[number : number + 1]) * again
-                self._run(one, partial(self._loss, one, its, figures, FiniteCheck(self.mesh)), forward_only=False)
+                only = slice(number, number + 1)
+                self._backward(microbatches[only] * copies, losses[only] * copies, FiniteCheck(self.mesh))
                 for chunk in self.chunks:
                     for buffer in chunk.buffers:
                         finite.note(number, "gradient", buffer.grad_data)
@@ -190,36 +192,9 @@ class Policy:
             group=self.mesh.tp_group,
         )
 
-    def _loss(
-        self,
-        microbatches: Sequence[Microbatch],
-        inputs: Sequence[LossInputs],
-        figures: TokenFigures,
-        finite: FiniteCheck,
-        number: int,
-        chunk: torch.nn.Module,
-        hidden: Tensor,
-    ) -> tuple[Tensor, Tensor, dict]:
-        microbatch, device = microbatches[number], self.mesh.device
-        current, entropies = self._token_logprobs(chunk, microbatch, hidden)
-        losses, of_tokens = token_losses(
-            self.algorithm.policy_loss, self._algo, current=current, entropies=entropies, inputs=inputs[number]
-        )
-        for quantity, values in (("current log-prob", current), ("entropy", entropies), ("loss", losses)):
-            finite.note(number, quantity, values.detach())
-        for name, values in of_tokens.items():
-            figures.add(name, values)
-        weights = torch.from_numpy(microbatch.weights).to(device)
-        tokens = torch.tensor(microbatch.sampled_tokens, dtype=torch.int, device=device)
-        return (losses * weights).sum(), tokens, {}
 
-
-def load_policy(config: RunConfig, mesh: Mesh, run_dir: Path = Path()) -> Policy:
-    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it.
-
-    run_dir: where the run keeps the user's own code, if a setting names it. Raises ConfigError if it cannot be loaded.
-    """
-    algorithm = load_algorithm(config.algo, run_dir)
+def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
+    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it."""
     trainer = config.trainer
     shape = read_shape(config.model.path)
     check_layout(shape, mesh.layout)
@@ -233,7 +208,5 @@ def load_policy(config: RunConfig, mesh: Mesh, run_dir: Path = Path()) -> Policy
         scheduler=scheduler,
         shape=shape,
         mesh=mesh,
-        algo=config.algo,
-        algorithm=algorithm,
         temperature=config.rollout.temperature,
     )

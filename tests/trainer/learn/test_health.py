@@ -16,8 +16,9 @@ GOOD = {"loss/total": 0.1, "behaviour/ess_fraction": 0.9}
 def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool]:
     """One step in which one rank meets a number that is not finite: what it says, and whether all weights stayed as they were."""
     from conf.shapes import Layout
-    from trainer import process_groups
+    from trainer import process_groups, step
     from trainer.learn import logprobs
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import policy
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, train_step
@@ -32,7 +33,8 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
         with torch.no_grad():
             next(trained.chunks[-1].parameters()).data.flatten()[0] = torch.nan
     before = [p.detach().clone() for chunk in trained.chunks for p in chunk.parameters()]
-    made = policy.token_losses
+    made = step.token_losses
+    algorithm = load_algorithm(settings.algo)
 
     def loss_of_one_trajectory(*arguments, **named):
         losses, figures = made(*arguments, **named)
@@ -45,16 +47,16 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
         return found, entropies
 
     if poison == "loss":
-        policy.token_losses = loss_of_one_trajectory
+        step.token_losses = loss_of_one_trajectory
 
         def advantage(rewards, group, algo):
             return np.where(np.arange(len(rewards)) == 1, 77.0, 0.5)
 
-        trained.algorithm = replace(trained.algorithm, advantage=advantage)
+        algorithm = replace(algorithm, advantage=advantage)
     if poison == "gradient":
         policy.token_logprobs = gradient_of_one_trajectory
     try:
-        train_step(trained, poisoned, settings, Stopwatch())
+        train_step(trained, algorithm, poisoned, settings, Stopwatch())
         said = "nothing"
     except TrainingError as error:
         said = str(error)

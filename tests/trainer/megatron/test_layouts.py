@@ -74,6 +74,7 @@ def gradients(folder: str, case: Case) -> tuple[dict[str, float], list[dict[str,
     from conf.shapes import layout_of
     from tests.trainer.jobs import exported
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, train_step
 
@@ -98,7 +99,7 @@ def gradients(folder: str, case: Case) -> tuple[dict[str, float], list[dict[str,
             group.param_gather_dispatched = False  # the gather that counts is the one after the optimizer step
 
     megatron.finalize_model_grads_func = finalize_and_look
-    figures = train_step(policy, batch(), run, Stopwatch())
+    figures = train_step(policy, load_algorithm(run.algo), batch(), run, Stopwatch())
     process_groups.shutdown()
     return figures, seen
 

@@ -61,6 +61,7 @@ def config(tokens_per_microbatch: int = 64) -> RunConfig:
 def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -> dict[str, float]:
     from conf.shapes import Layout
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, train_step
@@ -72,7 +73,7 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     policy.remember_reference()
     figures = {}
     for step in range(2):
-        figures = train_step(policy, batch(step), settings, Stopwatch())
+        figures = train_step(policy, load_algorithm(settings.algo), batch(step), settings, Stopwatch())
     hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
     process_groups.shutdown()
     return figures
@@ -113,6 +114,7 @@ def test_a_group_of_equal_rewards_has_no_signal_however_its_mean_is_rounded(rewa
 def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
     from conf.shapes import Layout
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
     from trainer.step import Stopwatch, train_step
 
@@ -126,7 +128,7 @@ def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
             setattr(settings.algo, key, value)
         policy = load_policy(settings, mesh)
         policy.remember_reference()
-        figures[preset.stem] = train_step(policy, batch(), settings, Stopwatch())
+        figures[preset.stem] = train_step(policy, load_algorithm(settings.algo), batch(), settings, Stopwatch())
     process_groups.shutdown()
     return figures
 

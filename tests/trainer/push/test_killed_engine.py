@@ -38,6 +38,7 @@ class DeadlyPusher(Pusher):
 def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int) -> tuple[list[PushReport], list[bool]]:
     """Versions 0, 1 and 2, one training step apart: the reports, and whether the first engine then had this stage's weights."""
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
@@ -62,7 +63,7 @@ def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int)
         theirs = asyncio.run(checksums(engines[0]))
         held.append({name: theirs[name] for name in mine} == mine)
         if version < 2:
-            train_step(policy, batch(version), settings, Stopwatch())
+            train_step(policy, load_algorithm(settings.algo), batch(version), settings, Stopwatch())
     process_groups.shutdown()
     return reports, held
 

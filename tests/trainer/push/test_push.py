@@ -47,6 +47,7 @@ class FixedFleet:
 
 def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, out: str) -> list[list[str]]:
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push.push import Pusher
@@ -68,7 +69,7 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
         report = pusher.push(step)
         assert not report.failed, report.failed
         held.append(list(report.engines))
-        train_step(policy, batch(step), settings, Stopwatch())
+        train_step(policy, load_algorithm(settings.algo), batch(step), settings, Stopwatch())
     pusher.push(2)
     hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
     process_groups.shutdown()
@@ -89,6 +90,7 @@ class RefusingEngine(BaseHTTPRequestHandler):
 
 def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[PushReport, float]:
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
     from trainer.push.push import Pusher
     from trainer.ranks import Control
@@ -102,7 +104,7 @@ def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[
         deadline_s=4, engine_api_key="",
     )  # fmt: skip
     report = pusher.push(0)
-    figures = train_step(policy, batch(0), settings, Stopwatch())
+    figures = train_step(policy, load_algorithm(settings.algo), batch(0), settings, Stopwatch())
     process_groups.shutdown()
     return report, figures["grad_norm"]
 

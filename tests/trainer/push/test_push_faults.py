@@ -101,6 +101,7 @@ class Fleet:
 def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: str) -> tuple[list[PushReport], list[bool]]:
     """Pushes versions 0, 1 and 2, one training step apart; the reports, and whether each engine that is left holds version 2."""
     from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
     from trainer.push import weight_group
@@ -121,7 +122,7 @@ def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: st
     for version in range(3):
         reports.append(pusher.push(version))
         there.engines = [e for e in engines if e.id not in reports[-1].failed]
-        train_step(policy, batch(version), settings, Stopwatch()) if version < 2 else None
+        train_step(policy, load_algorithm(settings.algo), batch(version), settings, Stopwatch()) if version < 2 else None
     values = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.shape, mesh) if value is not None)
     (mine,) = weight_group.expected_checksums(values)
     held = asyncio.run(checksums([e for e in engines if e.id in reports[-1].engines]))
