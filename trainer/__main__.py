@@ -1,7 +1,7 @@
 """The trainer: `torchrun --nproc-per-node 4 -m trainer --run outputs/x --queue tcp://host:port --push-port 21100`.
 
 It starts from the run's newest checkpoint, or from the model's folder, and exits with 0 when `trainer.steps` steps are done and
-saved. `Trainer.run` is the training loop; `trainer/step.py` is one step.
+saved. `Trainer.run` is the training loop. `trainer/step.py` is one step, and `trainer/between_steps/` is the rest.
 
 On SIGUSR1 it saves after the current step and exits with 0. The signal is blocked, and looked for while the trainer waits for a
 batch.
@@ -21,13 +21,13 @@ from rollout.ledger.records import Batch
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from trainer import process_groups
+from trainer.between_steps.evaluation import Evaluations
+from trainer.between_steps.feed import Feed
+from trainer.between_steps.saver import Saver, load_newest
 from trainer.learn.algorithm import load_algorithm
 from trainer.learn.balance import PackingError
 from trainer.learn.batch_figures import batch_figures, commonest_reasons
 from trainer.learn.health import Divergence, TrainingError, no_signal_warning
-from trainer.loop.evaluation import Evaluations
-from trainer.loop.feed import Feed
-from trainer.loop.saver import Saver, load_newest
 from trainer.megatron import hf_weights
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.policy import load_policy

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from conf.schema import RunConfig
 from rollout.ledger.records import EvalResult
-from trainer.loop.feed import Feed
+from trainer.between_steps.feed import Feed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from conf.schema import TrainerConfig
 from rollout import checkpoint_files
+from trainer.between_steps.evaluation import Evaluations
+from trainer.between_steps.feed import Feed
 from trainer.learn.health import TrainingError
-from trainer.loop.evaluation import Evaluations
-from trainer.loop.feed import Feed
 from trainer.megatron import checkpoint
 from trainer.megatron.checkpoint import Checkpoints, DamagedCheckpoint, Loaded, Saved, TrainingState
 from trainer.ranks import Control
