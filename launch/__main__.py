@@ -25,9 +25,8 @@ from omegaconf import DictConfig
 
 from conf.compose import slurm_sweep
 from conf.compose.check import check_resumed
-from conf.compose.fit import fit
 from conf.compose.hydra_errors import in_one_line
-from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, unchecked, write_run
+from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
 from conf.compose.presets import check_names, check_presets, experiments, with_quoted_addresses
 from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
@@ -118,10 +117,7 @@ def _failed(error: Exception) -> float:
 
 def _announced(composed: DictConfig) -> RunConfig:
     """The run's configuration. Prints which settings were fitted to others. Raises ConfigError."""
-    config = to_run_config(composed)
-    for change in fit(unchecked(composed)):
-        print(f"settings: {change}", flush=True)
-    return config
+    return to_run_config(composed, say=lambda change: print(f"settings: {change}", flush=True))
 
 
 def _run(config: RunConfig, *, resumed: bool) -> float:

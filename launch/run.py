@@ -27,7 +27,7 @@ from launch.report.run_report import write_report
 from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
 from launch.slurm.job import SlurmError, SlurmJob, requeue
-from rollout.checkpoint_files import complete
+from rollout.checkpoint_files import newest_version
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 
@@ -52,7 +52,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
         patience_s = LOCK_PATIENCE_S if allocation.job is not None and allocation.job.restarts > 0 else 0.0
         with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
             check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
-            began_at = newest_checkpoint(run_dir)
+            began_at = newest_version(run_dir / CHECKPOINTS)
             for line in changes(config, run_dir) if resumed else ():
                 screen.say(line)
             write()
@@ -130,7 +130,7 @@ def _supervised(run_dir: Path, lifecycle: Lifecycle, allocation: Allocation, pro
         signals,
         progress.say,
         tick=tick,
-        newest_checkpoint=lambda: newest_checkpoint(run_dir),
+        newest_checkpoint=lambda: newest_version(run_dir / CHECKPOINTS),
         note=note,
     )
 
@@ -142,7 +142,7 @@ def _conclude(
 
     began_at: the version of the newest checkpoint when the job last started. A job that added none would only repeat itself.
     """
-    newest = newest_checkpoint(run_dir)
+    newest = newest_version(run_dir / CHECKPOINTS)
     how_to_resume = _how_to_resume(run_dir, newest, in_job=job is not None)
     match end.outcome:
         case RunOutcome.INTERRUPTED:
@@ -183,11 +183,6 @@ def rules(config: RunConfig) -> RestartRules:
         steps=config.trainer.steps,
         save_s=cluster.save_s,
     )
-
-
-def newest_checkpoint(run_dir: Path) -> int:
-    """The version of the newest complete checkpoint; 0 if there is none."""
-    return max((version for version, _ in complete(run_dir / CHECKPOINTS)), default=0)
 
 
 def dry_run(config: RunConfig, out: TextIO) -> None:

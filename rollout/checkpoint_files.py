@@ -1,8 +1,7 @@
 """The checkpoints in a run's folder: which there are, and whether their files are as they were written.
 
 A checkpoint is a folder `version-<n>`. Its file SHA256SUMS holds the digest of every other file, in the format of `sha256sum`,
-so that `sha256sum --check SHA256SUMS` finds the same. The trainer writes
-both; the doctor and `rollout.ledger.new_ledger` only look.
+so that `sha256sum --check SHA256SUMS` finds the same. The trainer writes both; the others only look.
 """
 
 import hashlib
@@ -25,6 +24,11 @@ def complete(folder: str | Path) -> list[tuple[int, Path]]:
     """Every checkpoint that was written to its end, with its version, oldest first."""
     named = ((_NAME.fullmatch(path.name), path) for path in Path(folder).glob("version-*"))
     return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+
+
+def newest_version(folder: Path) -> int:
+    """The version of the newest complete checkpoint; 0 if there is none."""
+    return max((version for version, _ in complete(folder)), default=0)
 
 
 def digest(path: Path) -> str:

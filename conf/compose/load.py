@@ -1,7 +1,7 @@
 """Composes, checks, writes and reads the configuration of a run: Hydra on one side, plain dataclasses on the other."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -33,11 +33,12 @@ def composed(words: Sequence[str]) -> DictConfig:
         return compose("config", overrides=list(words))
 
 
-def to_run_config(composed: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses that are checked and fitted. Raises ConfigError."""
+def to_run_config(composed: DictConfig, say: Callable[[str], None] = lambda change: None) -> RunConfig:
+    """The composed configuration as dataclasses that are checked and fitted. Says what was fitted. Raises ConfigError."""
     config = unchecked(composed)
     check(config)
-    fit(config)
+    for change in fit(config):
+        say(change)
     return config
 
 

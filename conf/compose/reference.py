@@ -5,8 +5,8 @@
 The meaning of a setting and the values that it takes are read from the schema.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import getdoc
 from pathlib import Path
@@ -99,19 +99,17 @@ def _table(titles: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Seque
         yield f"| {' | '.join(escaped)} |"
 
 
-def main(arguments: Sequence[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    if len(arguments) > 1:
-        print("usage: python -m conf.compose.reference [FILE]", file=sys.stderr)
-        return 2
-    if arguments:
-        Path(arguments[0]).write_text(page())
+def write_page(make: Callable[[], str], description: str | None) -> None:
+    """The command line of a module that makes a page of the documentation: writes it into the named file, or prints it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path)
+    file = parser.parse_args().file
+    text = make()
+    if file is None:
+        print(text, end="")
     else:
-        print(page(), end="")
-    return 0
+        file.write_text(text)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_page(page, __doc__)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conf.compose.reference import main, page
+from conf.compose.reference import page, write_page
 from conf.schema import RULES, settings
 
 PROJECT = Path(__file__).parents[2]
@@ -38,7 +38,8 @@ def test_every_choice_of_a_setting_has_a_meaning_on_the_page() -> None:
     assert [key for key, rule in RULES.items() if not all(rule.choices.values())] == []
 
 
-def test_command_writes_the_file(tmp_path: Path) -> None:
-    assert main([str(tmp_path / "README.md")]) == 0
-    assert (tmp_path / "README.md").read_text() == page()
-    assert main(["a", "b"]) == 2
+def test_command_writes_the_file_or_prints_the_page(tmp_path: Path, monkeypatch, capsys) -> None:
+    for words in ([], [str(tmp_path / "page.md")]):
+        monkeypatch.setattr("sys.argv", ["reference", *words])
+        write_page(page, "")
+    assert (tmp_path / "page.md").read_text() == capsys.readouterr().out == page()

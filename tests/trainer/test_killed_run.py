@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout.checkpoint_files import complete
+from rollout.checkpoint_files import complete, newest_version
 from rollout.ledger import past_batches
 from rollout.ledger.records import Position
 from rollout.ledger.wire import pack
@@ -111,7 +111,7 @@ def test_batches_taken_before_a_kill_are_served_again_token_for_token(tmp_path: 
     before = dict(zip(taken, past_batches.batches(run.path, run.config, taken), strict=True))
     assert any(np.ptp(t.versions[t.sampled]) for batch in before.values() for t in batch.trajectories)
     lines = {line["step"]: line for line in figures(run)}
-    resumed_from = max((version for version, _ in complete(run.path / "checkpoints")), default=0)
+    resumed_from = newest_version(run.path / "checkpoints")
     finish(run)
     served = [step for step in past_batches.steps(run.path, run.config) if step in before and step >= resumed_from]
     assert served

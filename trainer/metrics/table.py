@@ -4,10 +4,9 @@ python -m trainer.metrics.table [FILE]        FILE is docs/metrics.md; without i
 """
 
 import re
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from conf.compose.reference import write_page
 
 HEAD = """# Metrics
 
@@ -187,19 +186,5 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    if len(arguments) > 1:
-        print("usage: python -m trainer.metrics.table [FILE]", file=sys.stderr)
-        return 2
-    if arguments:
-        Path(arguments[0]).write_text(page())
-    else:
-        print(page(), end="")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_page(page, __doc__)
