@@ -101,10 +101,10 @@ def own_cpu_s() -> float:
 def ours(name: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]]]:
     import psutil  # here, so that the processes of the other graders stay small
 
-    from reward.grade import grade
     from reward.kinds.asserts import AssertsTask
     from reward.sandbox.sandbox import Sandbox
     from reward.task import parse_task
+    from tests.reward.grading import grade
 
     tasks: dict[str, Any] = {}
 

@@ -305,6 +305,10 @@ class RewardConfig:
         "Reward of a completion",
         {"all": "1 if every test passes, else 0", "fraction": "the fraction of tests that pass"},
     )
+    parts: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={RULE: Rule(meaning="Parts that every reward gets beside its task, by name, as {short: {kind: length, …}}")},
+    )
     packages: list[str] = texts("Installed packages that completions may import beside the standard library, such as numpy")
     truncated_reward: float = number(
         0.0, "Reward of a completion that reached rollout.max_completion_tokens", at_least=-1000, at_most=1000

@@ -20,6 +20,7 @@ from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
+from reward.task import defaults_of
 from rollout.exit_codes import CANNOT_START
 from rollout.prompts.decoder import decoder
 from rollout.prompts.problems import ProblemError
@@ -41,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         holder = f"{arguments.name}-{secrets.token_hex(4)}"  # new at each start, so that the leases of a dead judge lapse
         judge = Judge(
             holder=holder,
-            config=config.reward,
+            defaults=defaults_of(config),
+            packages=config.reward.packages,
             slots=slots,
             connect=lambda thread: QueueClient(
                 arguments.queue, keys, f"{holder}/{thread}", min(10.0, config.rollout.lease_s), decode_tokens

@@ -12,11 +12,10 @@ import argparse
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from reward.grade import grade, printable
+from reward.grade import Reward, grade, printable
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.kinds.kind import Answer
+from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
-from reward.task import Defaults, Task, TaskError, parse_task
+from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import Verdict
-from rollout.prompts.problems import ProblemError, parse_line, problem_of
+from rollout.prompts.problems import Problem, ProblemError, parse_line, problem_of
 
 CANNOT_READ = 2
 
@@ -45,8 +46,8 @@ class Gradable:
     """A problem whose task was read."""
 
     where: str  # file and line
-    task: Task
-    prefill: str
+    reward: Reward
+    problem: Problem
     solution: str | None
 
 
@@ -55,9 +56,8 @@ class Attempt:
     """A completion that is to be graded."""
 
     where: str  # file, line and problem
-    task: Task
-    completion: str
-    prefill: str = ""
+    reward: Reward
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], 
     for where, line in _lines(path):
         try:
             problem = problem_of(line, where)
-            task = parse_task(problem.task, defaults=defaults)
+            reward = read_reward(problem.task, defaults=defaults)
         except ProblemError as error:
             refused.append(str(error))
             continue
@@ -108,7 +108,7 @@ def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], 
             taken = f"id {problem.id!r} was used before, at {problems[problem.id].where}"
             raise CheckError(f"{where}: {taken}: give each problem its own")
         solution = None if line.get("solution") is None else _text(line, "solution", where)
-        problems[problem.id] = Gradable(where=where, task=task, prefill=problem.prefill, solution=solution)
+        problems[problem.id] = Gradable(where=where, reward=reward, problem=problem, solution=solution)
     if not problems and not refused:
         raise CheckError(f"{path}: holds no problems")
     return problems, refused
@@ -118,16 +118,12 @@ def grade_all(
     attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
 ) -> Iterator[GradedCompletion]:
     """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
-    local = threading.local()
-    sandboxes: list[Sandbox] = []
-
-    def warm_up() -> None:
-        local.sandbox = Sandbox(settings).__enter__()
-        sandboxes.append(local.sandbox)
+    sandboxes, places = Sandboxes(slots, settings), Slots(slots, most_waiting=0)
+    lent = Lent(sandboxes=sandboxes, slots=places, cancelled=lambda: False)
 
     def one(attempt: Attempt) -> GradedCompletion:
         try:
-            verdict = grade(attempt.task, attempt.completion, prefill=attempt.prefill, sandbox=local.sandbox)
+            verdict = grade(attempt.reward, attempt.answer, lent)
         except SandboxUnavailable:
             raise
         except SandboxError as error:
@@ -138,11 +134,10 @@ def grade_all(
     with Sandbox(settings):  # refuses with the reason before a pool of threads would
         pass
     try:
-        with ThreadPoolExecutor(slots, initializer=warm_up) as pool:
+        with ThreadPoolExecutor(slots) as pool:
             yield from pool.map(one, attempts)
     finally:
-        for sandbox in sandboxes:
-            sandbox.close()
+        sandboxes.close()
 
 
 def as_answer(program: str) -> str:
@@ -151,12 +146,17 @@ def as_answer(program: str) -> str:
     return f"{fence}python\n{program}\n{fence}"
 
 
+def answer_to(problem: Problem, completion: str) -> Answer:
+    return Answer(completion=completion, prefill=problem.prefill, prompt=problem.text, metadata=problem.metadata)
+
+
 def _own_solutions(problems: dict[str, Gradable]) -> Iterator[Attempt]:
     if problems and all(problem.solution is None for problem in problems.values()):
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
     for name, problem in problems.items():
         if problem.solution is not None:
-            yield Attempt(where=f"{problem.where} ({name})", task=problem.task, completion=as_answer(problem.solution))
+            answer = replace(answer_to(problem.problem, as_answer(problem.solution)), prefill="")  # a whole program
+            yield Attempt(where=f"{problem.where} ({name})", reward=problem.reward, answer=answer)
 
 
 def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]:
@@ -165,7 +165,7 @@ def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]
         if problem_id not in problems:
             raise CheckError(f"{where}: no problem has the id {problem_id!r}")
         problem, completion = problems[problem_id], _text(line, "completion", where)
-        yield Attempt(where=f"{where} ({problem_id})", task=problem.task, completion=completion, prefill=problem.prefill)
+        yield Attempt(where=f"{where} ({problem_id})", reward=problem.reward, answer=answer_to(problem.problem, completion))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

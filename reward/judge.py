@@ -1,9 +1,9 @@
-"""A judge: takes grading leases from the queue server and grades them, with one warm sandbox per slot.
+"""A judge: takes grading leases from the queue server and grades them.
 
 It has four kinds of thread, each with its own client, and two queues between them:
 
     leaser     takes as many leases as slots are free            ──> work
-    slot x N   work ──> grades in its own sandbox                ──> outcomes
+    slot x N   work ──> grades, with what `resources.py` lends   ──> outcomes
     reporter   outcomes ──> sends all that are there to the queue server, and retries until it answers
     main       sends heartbeats (what is held), and hears what is cancelled and whether the run is closing
 
@@ -17,18 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from conf.schema import RewardConfig
-from reward.grade import REASON_CHARACTERS, grade, printable
+from reward.grade import Reward, grade, printable
 from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.kinds.kind import Answer
+from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
-from reward.sandbox.sandbox import Sandbox
-from reward.task import Defaults, TaskError, parse_task
-from rollout.ledger.records import Finish, GradingWork, Heard, Position, Verdict
+from reward.task import Defaults, TaskError, read_reward
+from rollout.ledger.records import GradingWork, Heard, Position, Verdict
 from rollout.queue.client import QueueTimeout, Refused
 
 log = logging.getLogger("reward")
@@ -39,10 +39,7 @@ BEAT_S = 0.2  # the main thread checks its flags this often
 FIGURES_S = 60.0
 TOLD_AT_ONCE = 64  # at most this many verdicts in one message
 SANDBOX_TRIES = 3  # a completion that loses this many sandboxes scores 0, because it may be what breaks them
-
-
-# Every verdict names at least these parts, so that their means are over all completions.
-NO_PARTS = {"tests_passed": 0.0, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0, "retries": 0.0}
+MOST_WAITING = 64  # at most this many slots wait for something outside while others take their places
 
 
 class JudgeError(RuntimeError):
@@ -79,7 +76,8 @@ class Judge:
         self,
         *,
         holder: str,  # no other judge of the run, past or present, has this name
-        config: RewardConfig,
+        defaults: Defaults,
+        packages: Sequence[str],
         slots: int,
         connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
         lease_s: float,
@@ -87,12 +85,14 @@ class Judge:
     ) -> None:
         self.holder = holder
         self.figures = Figures()
-        self._config = config
-        self._slots = slots
+        self._defaults = defaults
+        self._slots = Slots(slots, MOST_WAITING)
+        self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
         self._connect = connect
         self._lease_s = lease_s
         self._stall_s = stall_s
-        self._free = threading.Semaphore(0)  # slots that wait for work
+        self._graders: list[threading.Thread] = []  # one per completion that is graded at once
+        self._idle = threading.Semaphore(0)  # graders that wait for work
         self._work: queue.SimpleQueue[GradingWork | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._held: dict[Position, threading.Event] = {}  # the event is set when the result is no longer wanted
@@ -107,7 +107,6 @@ class Judge:
 
     def run(self) -> None:
         """Returns when the run is over or `close` was called. Raises JudgeError, SandboxUnavailable or QueueError."""
-        slots = [self._thread(f"slot-{n}", self._grade_all) for n in range(self._slots)]
         leaser, reporter = self._thread("leaser", self._lease_all), self._thread("reporter", self._report_all)
         try:
             self._keep_heard()
@@ -117,10 +116,12 @@ class Judge:
             self._closing.set()
             for event in list(self._held.values()):
                 event.set()
-            for _ in slots:
+            leaser.join(timeout=DRAIN_S)
+            for _ in self._graders:
                 self._work.put(None)
-            for thread in (*slots, leaser):
+            for thread in self._graders:
                 thread.join(timeout=DRAIN_S)
+            self._sandboxes.close()
             self._outcomes.put(None)
             reporter.join(timeout=DRAIN_S)
             log.info("%s ends: %s", self.holder, self.figures.line())
@@ -176,20 +177,16 @@ class Judge:
         client = self._connect("leaser")
         try:
             while not self._closing.is_set():
-                if not self._free.acquire(timeout=BEAT_S):
+                if not (count := self._slots.take(BEAT_S)):
                     continue
-                count = 1
-                while self._free.acquire(blocking=False):
-                    count += 1
                 for work in self._lease(client, count):
                     with self._lock:
                         if work.position in self._held:  # a restarted server leases it again before it hears our heartbeat
                             continue
                         self._held[work.position] = threading.Event()
-                    self._work.put(work)
+                    self._start(work)
                     count -= 1
-                for _ in range(count):
-                    self._free.release()
+                self._slots.give_back(count)
         finally:
             client.close()
 
@@ -201,41 +198,50 @@ class Judge:
 
     # The slots
 
-    def _grade_all(self) -> None:
-        with Sandbox(Settings(packages=tuple(self._config.packages))) as sandbox:
-            self._free.release()
-            while (work := self._work.get()) is not None:
-                outcome = self._judge(work, sandbox)
-                self._outcomes.put(outcome)
-                self._free.release()
+    def _start(self, work: GradingWork) -> None:
+        if not self._idle.acquire(blocking=False):
+            self._graders.append(self._thread(f"slot-{len(self._graders)}", self._grade_all))
+        self._work.put(work)
 
-    def _judge(self, work: GradingWork, sandbox: Sandbox) -> Outcome:
-        if work.finish is Finish.LENGTH:
-            return Outcome(work=work, verdict=truncated(self._config))
-        with self._lock:
-            sandbox.cancelled = self._held[work.position].is_set
-        began_s = time.monotonic()
+    def _grade_all(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._outcomes.put(self._judge(work))
+            self._slots.give_back()
+            self._idle.release()
+
+    def _judge(self, work: GradingWork) -> Outcome:
         try:
-            return Outcome(work=work, verdict=self._grade(work, sandbox))
+            return self._grade_by(read_reward(work.task, defaults=self._defaults), work)
         except TaskError as error:
             return Outcome(work=work, refused=printable(f"{work.prompt_id}: {error}"))
+        except SandboxUnavailable:
+            raise
+        except Exception as error:  # a fault of the reader costs one group, never the judge
+            log.exception("%s: the task cannot be read", printable(work.prompt_id))
+            return Outcome(work=work, refused=printable(f"{work.prompt_id}: {type(error).__name__}: {error}"))
+
+    def _grade_by(self, reward: Reward, work: GradingWork) -> Outcome:
+        began_s = time.monotonic()
+        try:
+            return Outcome(work=work, verdict=self._grade(work, reward))
         except Cancelled:
             self.figures.add_cancelled()
             return Outcome(work=work)
-        except SandboxUnavailable:
+        except (TaskError, SandboxUnavailable):
             raise
         except Exception as error:  # a fault of the grader costs one verdict, never the judge
             log.exception("%s, completion %s: the grader failed", printable(work.prompt_id), work.position)
             self.figures.add_failed()
-            reason = printable(f"the grader failed: {type(error).__name__}: {error}")[:REASON_CHARACTERS]
-            return Outcome(work=work, verdict=no_credit(reason, time.monotonic() - began_s))
+            reason = f"the grader failed: {type(error).__name__}: {error}"
+            return Outcome(work=work, verdict=reward.ungraded(reason, wall_s=time.monotonic() - began_s))
 
-    def _grade(self, work: GradingWork, sandbox: Sandbox) -> Verdict:
-        task = parse_task(work.task, defaults=_defaults(self._config))
+    def _grade(self, work: GradingWork, reward: Reward) -> Verdict:
+        with self._lock:
+            lent = Lent(sandboxes=self._sandboxes, slots=self._slots, cancelled=self._held[work.position].is_set)
         began_s = time.monotonic()
         for attempt in range(SANDBOX_TRIES):
             try:
-                verdict = grade(task, work.completion, prefill=work.prefill, sandbox=sandbox)
+                verdict = grade(reward, answer_of(work), lent)
             except SandboxUnavailable:
                 raise
             except SandboxError as error:
@@ -243,8 +249,8 @@ class Judge:
                 self.figures.add_lost_sandbox()
                 continue
             self.figures.add(verdict)
-            return replace(verdict, parts={**NO_PARTS, **verdict.parts})
-        return no_credit(f"{SANDBOX_TRIES} sandboxes were lost while it ran", time.monotonic() - began_s)
+            return verdict
+        return reward.ungraded(f"{SANDBOX_TRIES} sandboxes were lost while it ran", wall_s=time.monotonic() - began_s)
 
     # The reporter
 
@@ -308,14 +314,12 @@ class Judge:
             self._closing.set()
 
 
-def truncated(config: RewardConfig) -> Verdict:
-    """The verdict on a completion that reached its cap: it is not run."""
-    return Verdict(reward=config.truncated_reward, parts={**NO_PARTS, "truncated": 1.0}, reason="the completion reached its cap")
-
-
-def no_credit(reason: str, wall_s: float) -> Verdict:
-    return Verdict(reward=0.0, parts=NO_PARTS, reason=reason, wall_s=wall_s)
-
-
-def _defaults(config: RewardConfig) -> Defaults:
-    return Defaults(cpu_limit_s=config.cpu_limit_s, memory_limit_mb=config.memory_limit_mb, credit=config.credit)
+def answer_of(work: GradingWork) -> Answer:
+    return Answer(
+        completion=work.completion,
+        prefill=work.prefill,
+        prompt=work.prompt,
+        metadata=work.metadata,
+        finish=work.finish,
+        tokens=work.tokens,
+    )

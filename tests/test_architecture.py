@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "conf": (),
     "reward": ("rollout.ledger.records",),  # a verdict is a record of the ledger
     "reward.check": ("rollout.ledger.records", "rollout.prompts.problems"),
+    "reward.task": ("conf.schema", "rollout.ledger.records"),  # what a run says for tasks that say nothing themselves
     "reward.readers": ("rollout.prompts.problems",),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
     "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),

@@ -14,7 +14,7 @@ from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG
-from reward.task import TaskError, parse_task
+from reward.task import Defaults, TaskError, defaults_of, read_reward
 from rollout.prompts.problems import Problem, ProblemError, read_problem
 from rollout.prompts.render import Renderer
 from rollout.prompts.sources import HUB
@@ -39,7 +39,7 @@ class Read:
     refused: list[str] = field(default_factory=list)  # the reasons, each with file and line
 
 
-def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read:
+def read_local(key: str, sources: Sequence[str], most_bytes: int | None, defaults: Defaults) -> Read:
     """The problems of JSONL files, and a reason for each line that is refused. Data sets of the hub are left out."""
     found, seen = Read(key), dict[str, str]()
     for source in (s for s in sources if not s.startswith(HUB)):
@@ -50,7 +50,7 @@ def read_local(key: str, sources: Sequence[str], most_bytes: int | None) -> Read
             for where, line in _lines(Path(source), most_bytes):
                 try:
                     problem = read_problem(line, where)
-                    parse_task(problem.task)
+                    read_reward(problem.task, defaults=defaults)
                 except ProblemError as error:
                     found.refused.append(str(error))
                     continue
@@ -101,7 +101,7 @@ def _check_problems(case: Case, most_bytes: int | None) -> Finding:
         later += made_later
         if not (local := [source for source in sources if source not in (*remote, *made_later)]):
             continue
-        read = read_local(key, local, most_bytes)
+        read = read_local(key, local, most_bytes, defaults_of(case.config))
         if read.refused:
             total = len(read.refused) + len(read.problems)
             many = f" ({len(read.refused)} of {total} lines are refused)" if len(read.refused) > 1 else ""
@@ -127,8 +127,8 @@ def held_out(case: Case) -> Finding:
     data = case.config.data
     if not data.heldout or data.reader:
         return skipped("no held-out problems" if not data.heldout else f"they are read with data.reader={data.reader}")
-    trained = {_question(problem) for problem in read_local("data.train", data.train, None).problems}
-    kept = read_local("data.heldout", data.heldout, None).problems
+    trained = {_question(problem) for problem in read_local("data.train", data.train, None, defaults_of(case.config)).problems}
+    kept = read_local("data.heldout", data.heldout, None, defaults_of(case.config)).problems
     if not kept:
         return skipped("none could be read here")
     if both := [problem.id for problem in kept if _question(problem) in trained]:
@@ -149,7 +149,11 @@ def prompts(case: Case) -> Finding:
         return skipped("there is no model folder")
     try:
         renderer = Renderer.of(str(folder), case.config.data)
-        problems = [] if case.config.data.reader else read_local("data.train", case.config.data.train, None).problems
+        problems = (
+            []
+            if case.config.data.reader
+            else read_local("data.train", case.config.data.train, None, defaults_of(case.config)).problems
+        )
         rendered = [renderer.render(problem) for problem in problems[:MAX_RENDERED]]
     except ProblemError as error:
         return failure(str(error), "mend the tokenizer's files or the problem")

@@ -1,13 +1,13 @@
 """What all kinds that grade code share: their fields, taking code out of a completion, and counting the tests that pass."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from reward.kinds.extract import Extracted, extract
-from reward.kinds.kind import Answer, Defaults, TaskError
+from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.usage import Usage
 from reward.sandbox.sandbox import Sandbox
 from rollout.ledger.records import Verdict
@@ -18,8 +18,10 @@ LEAST_MEMORY_MB = 16  # Python itself needs some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeTask(ABC):
+class CodeTask(Task):
     """Code that a model wrote, and tests that it must pass."""
+
+    figures: ClassVar[Mapping[str, float]] = {"tests_passed": 0.0, "all_passed": 0.0, "timed_out": 0.0, "retries": 0.0}
 
     tests: Sequence[Any]
     setup: str  # code that runs before the candidate's: imports, helpers of the prompt
@@ -28,14 +30,15 @@ class CodeTask(ABC):
     memory_limit_mb: int
     credit: str  # all | fraction
 
-    def grade(self, answer: Answer, sandbox: Sandbox) -> Verdict:
+    def grade(self, answer: Answer, resources: Resources) -> Verdict:
         usage = Usage(cpu_limit_s=self.cpu_limit_s, memory_bytes=self.memory_limit_mb << 20)
         extracted = extract(answer.completion, prefill=answer.prefill, defines=self.defines)
         passed = 0
         if extracted.reason:
             usage.fail(extracted.reason)
         else:
-            passed = self.count_passed(extracted, sandbox, usage)
+            with resources.sandbox() as sandbox:
+                passed = self.count_passed(extracted, sandbox, usage)
         return self._verdict(passed, usage)
 
     @property

@@ -4,11 +4,14 @@ A new kind is one file in this folder and one line in the table of `reward/task.
 reads one.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 from reward.sandbox.sandbox import Sandbox
-from rollout.ledger.records import Verdict
+from rollout.ledger.records import Finish, Verdict
 
 
 class TaskError(ValueError):
@@ -17,25 +20,56 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """The limits and the credit of a task that does not set them itself."""
+    """What a task gets from the run where it says nothing itself."""
 
     cpu_limit_s: float = 8.0
     memory_limit_mb: int = 1024
     credit: str = "all"
+    truncated_reward: float = 0.0
+    parts: Mapping[str, Any] = field(default_factory=dict)  # further parts of every reward, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a model wrote, and the beginning of it that the prompt already held."""
+    """What a model wrote, and what it was asked."""
 
     completion: str
-    prefill: str = ""
+    prefill: str = ""  # the beginning of the answer, which the prompt already held
+    prompt: str = ""  # what the problem asks, without the chat template
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
+    finish: Finish = Finish.STOP
+    tokens: int | None = None  # of the completion; None where only its text is known, as in a file
 
 
-class Task(Protocol):
+class Resources(Protocol):
+    """What a judge lends to a task while it grades one completion."""
+
+    def sandbox(self) -> AbstractContextManager[Sandbox]:
+        """Lends one of the judge's warm sandboxes. It may take a while until one is free."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """To be held while the task waits for something outside of the judge, such as a service: the judge then grades another
+        completion in the meantime. Do not hold it together with a sandbox."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the verdict is no longer wanted. A task that waits should look about once per second, and raise Cancelled."""
+        ...
+
+
+class Task(ABC):
     """How the completions of one problem are graded."""
 
-    def grade(self, answer: Answer, sandbox: Sandbox) -> Verdict:
+    __slots__ = ()
+
+    grades_truncated: ClassVar[bool] = False
+    """Whether it grades a completion that reached its cap. Otherwise such a completion gets `reward.truncated_reward`."""
+
+    figures: ClassVar[Mapping[str, float]] = {}
+    """The parts that each of its verdicts has, with their values for a completion that was not graded."""
+
+    @abstractmethod
+    def grade(self, answer: Answer, resources: Resources) -> Verdict:
         """A verdict, whatever the completion is. Its reason is empty where nothing failed. Raises SandboxError where the sandbox
         itself fails again and again."""
-        ...

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from reward.check import Attempt, as_answer, grade_all
+from reward.grade import Reward
 from reward.judge_stats import Figures
+from reward.kinds.kind import Answer
 from reward.readers.draft import Draft, RowRefused, Summary
-from reward.task import Defaults, Task, TaskError, parse_task
+from reward.task import TaskError, read_reward
 
 NO_PASS = "no solution of its own passes"
 
@@ -21,14 +23,14 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
     lines: dict[str, dict[str, Any]] = {}
     attempts: list[tuple[int, str]]
     waiting: dict[str, tuple[Draft, list[tuple[int, str]]]] = {}  # by id: the (task, solution) pairs still to try
-    parsed: dict[str, list[Task]] = {}
+    parsed: dict[str, list[Reward]] = {}
     for draft in drafts:
         if draft.id in parsed:
             summary.refuse(draft.id, RowRefused("an id that another problem has"))
             continue
         try:
             json.dumps([draft.id, draft.messages, draft.fields, draft.prefill], ensure_ascii=False).encode()
-            parsed[draft.id] = [parse_task(task, defaults=Defaults()) for task in draft.tasks]
+            parsed[draft.id] = [read_reward(task) for task in draft.tasks]
         except UnicodeEncodeError as error:
             half = error.object[error.start : error.end].encode("unicode_escape").decode()
             summary.refuse(draft.id, RowRefused("text that is not Unicode", f"half of a surrogate pair: {half[:20]}"))
@@ -45,7 +47,8 @@ def verify(drafts: Iterable[Draft], summary: Summary, *, slots: int, run_solutio
         tries = []
         for draft, attempts in waiting.values():
             index, solution = attempts[0]
-            tries.append(Attempt(where=draft.id, task=parsed[draft.id][index], completion=as_answer(solution)))
+            answer = Answer(completion=as_answer(solution))
+            tries.append(Attempt(where=draft.id, reward=parsed[draft.id][index], answer=answer))
         for graded in grade_all(tries, slots, Figures()):
             draft, attempts = waiting[graded.where]
             index, solution = attempts.pop(0)

@@ -42,6 +42,7 @@ class Prompt:
     tokens: I32  # [n], n >= 1, rendered through the model's chat template, the prefill included
     task: Mapping[str, Any]  # how to grade an answer; only `reward/` reads it
     prefill: str = ""  # the beginning of the answer; the prompt's tokens include it
+    text: str = ""  # what the problem asks, without the chat template
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -222,7 +223,10 @@ class GradingWork:
     prompt_id: str
     task: Mapping[str, Any]
     prefill: str  # the beginning of the answer, which is part of the prompt
+    prompt: str = ""  # what the problem asks, without the chat template
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
     completion: str  # decoded, without special tokens
+    tokens: int  # of the completion
     finish: Finish
 
 

@@ -3,7 +3,7 @@
     {"id": "sum-1", "prompt": "Write ...", "task": {"kind": "calls", "tests": [...]}}
 
 A row may have `messages` instead of `prompt` for a conversation, `prefill` for the beginning of the answer, `"raw": true` for a
-prompt without a chat template, and `metadata`. Only `reward/` knows the kinds of tasks; this file checks that a task has tests.
+prompt without a chat template, and `metadata`. Only `reward/` knows the kinds of tasks.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 MOST_NESTED = 100  # levels of lists and objects; messages that carry a task limit the depth
 MOST_DIGITS = 4300  # neither Python nor the judge can read or print a longer integer
 SHOWN_PATH = 80
+PARTS = "parts"
 BEYOND = 10**MOST_DIGITS
 ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
@@ -32,8 +33,17 @@ class Problem:
     messages: Sequence[Mapping[str, str]]
     raw: str | None  # the prompt, if no chat template is applied to it
     prefill: str
-    task: Mapping[str, Any]
+    task: Mapping[str, Any]  # one kind, or {PARTS: [one kind, …]} for a list
     metadata: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """What it asks. A conversation of several messages becomes one paragraph per message, which begins with the role."""
+        if self.raw is not None:
+            return self.raw
+        if len(self.messages) == 1:
+            return self.messages[0]["content"]
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
 
 
 def read_problem(line: str, where: str) -> Problem:
@@ -77,7 +87,7 @@ def problem_of(row: Any, where: str) -> Problem:
         messages=plain["messages"] if "messages" in plain else [{"role": "user", "content": plain["prompt"]}],
         raw=plain["prompt"] if raw else None,
         prefill=plain.get("prefill", ""),
-        task=plain["task"],
+        task=plain["task"] if isinstance(plain["task"], dict) else {PARTS: plain["task"]},
         metadata=plain.get("metadata", {}),
     )
 
@@ -92,14 +102,16 @@ def _what_is_wrong(row: Mapping[str, Any]) -> str:
         return "`messages` must be a list of objects with the strings `role` and `content`"
     if "messages" in row and row.get("raw"):
         return "`raw` goes with `prompt`, not with `messages`"
-    if not isinstance(task, dict) or not isinstance(task.get("kind"), str):
-        return "`task` must be an object with a `kind`"
-    if not isinstance(task.get("tests"), list) or not task["tests"]:
-        return "`task.tests` must be a list of at least one test"
+    if not _is_task(task) and not (isinstance(task, list) and task and all(map(_is_task, task))):
+        return "`task` must be an object with a `kind`, or a list of such objects"
     for name, kind, said in (("prefill", str, "a string"), ("raw", bool, "true or false"), ("metadata", dict, "an object")):
         if not isinstance(row.get(name, kind()), kind):
             return f"`{name}` must be {said}"
     return ""
+
+
+def _is_task(task: Any) -> bool:
+    return isinstance(task, dict) and isinstance(task.get("kind"), str)
 
 
 def _is_message(message: Any) -> bool:

@@ -62,6 +62,7 @@ class Renderer:
             tokens=np.array(tokens, dtype=np.int32),
             task=problem.task,
             prefill=problem.prefill,
+            text=problem.text,
             metadata=problem.metadata,
         )
 

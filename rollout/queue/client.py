@@ -174,7 +174,7 @@ class QueueClient(_Client):
         if self._decode_tokens is None:
             raise QueueError("only a client with `decode_tokens` can lease completions to grade: they come as tokens")
         leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
-        return [_grading_work(lease, self._decode_tokens(np.concatenate(lease.completion))) for lease in leases]
+        return [_grading_work(lease, self._decode_tokens) for lease in leases]
 
     def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
         """Reports verdicts. Returns one outcome per verdict: `recorded`, or `duplicate` or `gone` if nobody needs it any more."""
@@ -313,13 +313,17 @@ def _segment_work(lease: m.SegmentLease) -> SegmentWork:
     )
 
 
-def _grading_work(lease: m.GradingLease, completion: str) -> GradingWork:
+def _grading_work(lease: m.GradingLease, decode_tokens: Callable[[I32], str]) -> GradingWork:
+    tokens = np.concatenate(lease.completion)
     return GradingWork(
         position=lease.position,
         prompt_id=lease.prompt_id,
         task=lease.task,
         prefill=lease.prefill,
-        completion=completion,
+        prompt=lease.prompt,
+        metadata=lease.metadata,
+        completion=decode_tokens(tokens),
+        tokens=len(tokens),
         finish=lease.finish,
     )
 

@@ -83,6 +83,8 @@ class GradingLease:
     prompt_id: str
     task: Mapping[str, Any]
     prefill: str
+    prompt: str
+    metadata: Mapping[str, Any]
     completion: Sequence[I32]  # the tokens of each segment
     finish: Finish
 

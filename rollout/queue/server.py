@@ -381,6 +381,8 @@ class QueueServer:
             prompt_id=prompt.id,
             task=prompt.task,
             prefill=prompt.prefill,
+            prompt=prompt.text,
+            metadata=prompt.metadata,
             completion=tokens,
             finish=finish or Finish.CUT,
         )

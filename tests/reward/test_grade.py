@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
 from rollout.ledger.records import Verdict
+from tests.reward.grading import grade
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO
 
 SUM = parse_task({"kind": "stdio", "tests": [{"input": f"{a} {a}\n", "output": f"{a + a}\n"} for a in (3, 50)], "cpu_limit_s": 4})
@@ -100,7 +100,9 @@ def test_credit_is_the_share_of_passed_tests_where_asked(sandbox: Sandbox) -> No
     task = calls(([1], 1), ([2], 99), ([3], 3), ([4], 4), credit="fraction")
     result = verdict(task, "def f(x):\n    return x", sandbox)
     assert result.reward == 0.75
-    assert result.parts == {"tests_passed": 0.75, "all_passed": 0.0, "timed_out": 0.0, "retries": 0.0}
+    assert result.parts == {
+        "task": 0.75, "truncated": 0.0, "tests_passed": 0.75, "all_passed": 0.0, "timed_out": 0.0, "retries": 0.0,
+    }  # fmt: skip
 
 
 def test_without_partial_credit_one_failed_test_is_enough(sandbox: Sandbox) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from reward.grade import grade
 from reward.readers.draft import Draft, RowRefused
 from reward.readers.files import rows
 from reward.readers.humaneval import installed_humaneval, read_humaneval
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
+from tests.reward.grading import grade
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.schema import RewardConfig
-from reward.grade import grade, printable
+from reward.grade import Reward, grade, printable
 from reward.judge import Judge, JudgeError
-from reward.task import Task
+from reward.kinds.kind import Answer, Resources
+from reward.task import Defaults
 from rollout.ledger.records import Finish, GradingWork, Heard, Position, RecordError, Verdict
 from rollout.queue.client import QueueTimeout
 
@@ -30,6 +30,7 @@ def work(group: int, completion: str, task: dict[str, Any] = SQUARE, finish: Fin
         task=task,
         prefill="def f(x):\n",
         completion=completion,
+        tokens=9,
         finish=finish,
     )
 
@@ -86,10 +87,11 @@ class Queue:
             raise QueueTimeout("away")
 
 
-def judge_for(queue: Queue, *, stall_s: float = 60.0, **config: Any) -> Judge:
+def judge_for(queue: Queue, *, stall_s: float = 60.0, **defaults: Any) -> Judge:
     return Judge(
         holder="judge-0",
-        config=RewardConfig(**config),
+        defaults=Defaults(**defaults),
+        packages=(),
         slots=2,
         connect=lambda name: queue,
         lease_s=0.4,
@@ -182,10 +184,10 @@ def test_a_task_that_cannot_be_graded_is_refused_with_its_problem() -> None:
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), MemoryError(), KeyError("\ud83d\x1b[2J"), RecordError("NaN")])
 def test_a_fault_of_the_grader_costs_one_verdict_and_never_the_judge(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def grade_or_fail(task: Task, completion: str, **more: Any) -> Verdict:
-        if completion == WRONG:
+    def grade_or_fail(reward: Reward, answer: Answer, resources: Resources) -> Verdict:
+        if answer.completion == WRONG:
             raise error
-        return grade(task, completion, **more)
+        return grade(reward, answer, resources)
 
     monkeypatch.setattr("reward.judge.grade", grade_or_fail)
     queue = Queue(*(work(group, WRONG if group in (2, 3) else RIGHT) for group in range(6)))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 import reward.sandbox.sandbox
-from reward.grade import grade
 from reward.jail.limits import SandboxUnavailable
 from reward.sandbox.host import Settings, find_bubblewrap
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
+from tests.reward.grading import grade
 from tests.reward.programs import HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 pytestmark = [

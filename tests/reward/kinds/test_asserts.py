@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, parse_task
 from rollout.ledger.records import Verdict
+from tests.reward.grading import grade
 
 VECTOR = """
 class Vector:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.grade import grade
 from reward.jail import codec
 from reward.kinds.asserts import AssertsTask
 from reward.kinds.claims import NotAClaim, read_claims
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
+from tests.reward.grading import grade
 
 PLAIN = st.recursive(
     st.none()

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from reward.grade import grade
 from reward.jail import codec
 from reward.kinds.claims import Claim, NotAClaim, read_claims
 from reward.sandbox.host import PRELOAD, Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
 from rollout.ledger.records import Verdict
+from tests.reward.grading import grade
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TOO_LONG = ("is_prime",)  # it has examples that take a minute

@@ -2,9 +2,9 @@
 
 import pytest
 
-from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
+from tests.reward.grading import grade
 
 
 def passes(sandbox: Sandbox, tests: str, code: str, entry_point: str = "f") -> bool:

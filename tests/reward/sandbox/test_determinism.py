@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from reward.grade import grade
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
+from tests.reward.grading import grade
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 BUSY_LOOPS = 8

@@ -1,0 +1,102 @@
+"""What a judge lends to a task while it grades: warm sandboxes, and a slot that may leave its place while it waits."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from reward.jail.limits import Cancelled
+from reward.sandbox.host import Settings
+from reward.sandbox.sandbox import Sandbox
+
+ASK_S = 0.2  # a slot that waits for a sandbox checks this often whether it is still wanted
+
+
+class Sandboxes:
+    """At most `count` sandboxes, started when they are first needed and kept warm. Each is lent to one thread at a time."""
+
+    def __init__(self, count: int, settings: Settings | None = None) -> None:
+        self._settings = settings
+        self._idle: queue.LifoQueue[Sandbox | None] = queue.LifoQueue()  # None: one that was not started yet
+        self._started: list[Sandbox] = []
+        for _ in range(count):
+            self._idle.put(None)
+
+    @contextmanager
+    def lend(self, cancelled: Callable[[], bool]) -> Iterator[Sandbox]:
+        """Raises Cancelled while none is free, and SandboxError."""
+        sandbox = self._take(cancelled)
+        try:
+            if sandbox is None:
+                sandbox = Sandbox(self._settings).__enter__()
+                self._started.append(sandbox)
+            sandbox.cancelled = cancelled
+            yield sandbox
+        finally:
+            self._idle.put(sandbox)
+
+    def close(self) -> None:
+        for sandbox in self._started:
+            sandbox.close()
+
+    def _take(self, cancelled: Callable[[], bool]) -> Sandbox | None:
+        while not cancelled():
+            try:
+                return self._idle.get(timeout=ASK_S)
+            except queue.Empty:
+                continue
+        raise Cancelled
+
+
+class Slots:
+    """How many completions a judge may take. A slot that waits for something outside leaves its place to another completion, and
+    at most `most_waiting` slots do so at once."""
+
+    def __init__(self, count: int, most_waiting: int) -> None:
+        self._free = count  # below 0 where slots have come back from waiting and their places are taken
+        self._may_wait = most_waiting
+        self._changed = threading.Condition()
+
+    def take(self, timeout_s: float) -> int:
+        """Takes all free places, at least one; 0 if none is free within `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free > 0, timeout_s)
+            count = max(0, self._free)
+            self._free -= count
+            return count
+
+    def give_back(self, count: int = 1) -> None:
+        with self._changed:
+            self._free += count
+            self._changed.notify()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        with self._changed:
+            leaves = self._may_wait > 0
+            self._may_wait -= leaves
+        if leaves:
+            self.give_back()
+        try:
+            yield
+        finally:
+            if leaves:
+                with self._changed:
+                    self._free -= 1
+                    self._may_wait += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What one completion gets (`reward/kinds/kind.py:Resources`)."""
+
+    sandboxes: Sandboxes
+    slots: Slots
+    cancelled: Callable[[], bool]
+
+    def sandbox(self) -> AbstractContextManager[Sandbox]:
+        return self.sandboxes.lend(self.cancelled)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self.slots.waiting()
