@@ -22,6 +22,7 @@ CACHE = Path("cache")
 HASH_FILE = ".made_from"
 PROJECT = Path(__file__).resolve().parents[2]
 ERROR_LINES = 15  # this many last lines of a failed script are shown
+IDLE_THREADS = "passive"  # a thread that waits for another sleeps: spinning makes a busy machine several times slower
 PATIENCE_S = 3600.0  # how long to wait for another launch that makes the same folder
 
 
@@ -136,7 +137,7 @@ def _run(argv: list[str], say: Callable[[str], None]) -> None:
     """Runs a script and repeats its output line by line."""
     read_end, write_end = os.pipe()
     try:
-        script = start_guarded(argv, {"PYTHONUNBUFFERED": "1"}, output=write_end)
+        script = start_guarded(argv, {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": IDLE_THREADS}, output=write_end)
     finally:
         os.close(write_end)
     lines: list[str] = []
