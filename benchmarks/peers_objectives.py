@@ -1,4 +1,4 @@
-"""Our objectives beside verl's core algorithms and TRL's GRPO loss: the largest difference in value and in gradient.
+"""Our objectives beside verl's algorithms and TRL's GRPO loss: the largest difference in value and in gradient.
 
     make peers && .venv-peers/bin/python benchmarks/peers_objectives.py
 
@@ -9,14 +9,15 @@ its difference is given relative to its largest entry. Ends with 1 where a diffe
 
 Where conventions differ, it is said here and undone below: verl and TRL divide by the deviation with Bessel's correction, we do
 not; TRL's epsilon_high of CISPO is the bound itself, ours is added to 1; TRL does not bound ratios at e^20, so its adversarial
-inputs stay within; verl clamps k3 at 10, so its inputs stay below.
+inputs stay within; verl clamps k3 at 10, so its inputs stay below. For a teacher verl takes the policy's log-probs from the
+current policy, we take them from the old one: the two are compared where they are the same, as in the first minibatch of a step.
 """
 
 import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 try:
     from trl.trainer.grpo_trainer import GRPOTrainer
+    from verl.trainer.distillation.losses import distillation_loss
     from verl.trainer.ppo import core_algos, rollout_corr_helper
     from verl.workers.config import ActorConfig
+    from verl.workers.config.distillation import DistillationLossConfig
 except ImportError as error:
     raise SystemExit(
         f"the peers are not installed here ({error}): run `make peers`, then .venv-peers/bin/python {__file__}"
@@ -42,7 +45,7 @@ from conf.schema import AlgoConfig
 from rollout.ledger.records import Finish, Group, Trajectory
 from trainer.learn.advantages import ADVANTAGES, loss_weights
 from trainer.learn.losses import LOSSES, LossInputs
-from trainer.learn.objective import behaviour_weights, kl, token_losses
+from trainer.learn.objective import behaviour_weights, kl, taught, token_losses
 from trainer.learn.sequences import Sequences
 
 SEQUENCES, LONGEST, LIMIT = 24, 40, 1e-6
@@ -104,7 +107,7 @@ def adversarial_inputs() -> Inputs:
 INPUTS = {"random": random_inputs(), "adversarial": adversarial_inputs()}
 
 
-def ours(given: Inputs, algo: AlgoConfig, normalisation: str) -> tuple[float, Tensor]:
+def ours(given: Inputs, algo: AlgoConfig, normalisation: str, *, teacher_weight: float = 0.0) -> tuple[float, Tensor]:
     """Loss and gradient [n, LONGEST], from packed tokens."""
     real = given.mask.bool()
     lengths = given.mask.sum(1).long()
@@ -112,9 +115,10 @@ def ours(given: Inputs, algo: AlgoConfig, normalisation: str) -> tuple[float, Te
     current = given.current.clone().requires_grad_()
     sequences = Sequences(index=torch.arange(SEQUENCES).repeat_interleave(lengths), count=SEQUENCES)
     weights, _ = behaviour_weights(given.old[real], given.behaviour[real], sequences, algo)
+    advantages = taught(given.advantages[sequences.index], given.old[real], given.reference[real], teacher_weight)
     inputs = LossInputs(
         old=given.old[real], behaviour=given.behaviour[real], behaviour_weights=weights, sequences=sequences,
-        advantages=given.advantages[sequences.index], reference=given.reference[real],
+        advantages=advantages, reference=given.reference[real],
     )  # fmt: skip
     losses, _ = token_losses(
         LOSSES[algo.policy_loss], algo, current=current[real], entropies=given.entropies[real], inputs=inputs
@@ -147,6 +151,34 @@ def verl(given: Inputs, loss: str, normalisation: str, low: float, high: float, 
     return value.item(), current.grad
 
 
+def verl_with_teacher(given: Inputs, coefficient: float, *, with_reward: bool):
+    """verl's policy gradient on -k1 of a teacher, and its GRPO loss beside it. The teacher's log-probs are `reference`."""
+    prompts, responses = torch.ones(SEQUENCES, 1, dtype=torch.int64), given.mask.long()
+    # verl reads a token's log-prob at the position before it, from sequences of one prompt token that are joined without padding.
+    real = torch.cat([responses, torch.zeros_like(prompts)], dim=1).bool()
+    real[:, 0] = True
+    real[:, 1:] = given.mask.bool()
+    shifted = [torch.cat([values, torch.zeros_like(values[:, :1])], dim=1) for values in (given.current, given.reference)]
+    current = shifted[0][real].requires_grad_()
+    data = {
+        "prompts": prompts, "responses": responses, "attention_mask": torch.cat([prompts, responses], dim=1),
+        "response_mask": given.mask, "old_log_probs": given.old, "teacher_logprobs": shifted[1][real][:, None],
+        "dp_size": 1, "batch_num_tokens": given.mask.sum(), "global_batch_size": SEQUENCES,
+    }  # fmt: skip
+    actor = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, clip_ratio_c=1e12)
+    settings = SimpleNamespace(distillation_loss=DistillationLossConfig(loss_mode="k1", loss_max_clamp=None))
+    taught_loss, _ = distillation_loss(actor, settings, {"log_probs": current}, data)
+    loss = coefficient * taught_loss
+    loss.backward()
+    gradient = torch.zeros_like(shifted[0])
+    gradient[real] = current.grad
+    value, gradient = loss.item(), gradient[:, :LONGEST]
+    if with_reward:
+        reward_value, reward_gradient = verl(given, "vanilla", "token", 0.2, 0.2, 1e12, None)
+        value, gradient = value + reward_value, gradient + reward_gradient
+    return value, gradient
+
+
 def trl(given: Inputs, **settings):
     """TRL's loss, on a trainer of which only what the loss reads is there."""
     trainer = object.__new__(GRPOTrainer)
@@ -164,7 +196,7 @@ def trl(given: Inputs, **settings):
     for name, value in (defaults | settings).items():
         setattr(trainer, name, value)
     current, entropies = given.current.clone().requires_grad_(), given.entropies
-    trainer.args, trainer.accelerator, trainer.megatron.model = args, same, SimpleNamespace(training=True)
+    trainer.args, trainer.accelerator, trainer.model = args, same, SimpleNamespace(training=True)
     trainer._metrics = {"train": defaultdict(list)}
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (current, entropies, None)
     ids = torch.zeros(SEQUENCES, LONGEST, dtype=torch.int64)
@@ -267,6 +299,21 @@ def correction_rows() -> Iterator[Row]:
         )  # fmt: skip
 
 
+def teacher_rows() -> Iterator[Row]:
+    """Distillation alone, and with a reward."""
+    for what, with_reward, weight in (("teacher alone", False, 1.0), ("teacher and reward", True, 0.3)):
+        yield from compared(
+            "verl", what,
+            lambda x, r=with_reward, w=weight: ours(first_minibatch(x, r), uncorrected(), "token", teacher_weight=w),
+            lambda x, r=with_reward, w=weight: verl_with_teacher(first_minibatch(x, r), w, with_reward=r),
+        )  # fmt: skip
+
+
+def first_minibatch(given: Inputs, with_reward: bool) -> Inputs:
+    """The same inputs where current and old policy are one."""
+    return replace(given, old=given.current, advantages=given.advantages if with_reward else 0 * given.advantages)
+
+
 def estimator_rows() -> Iterator[Row]:
     for name, given in INPUTS.items():
         for estimator in ("k1", "k2", "k3"):
@@ -311,7 +358,7 @@ def advantage_rows() -> Iterator[Row]:
 
 
 def main() -> int:
-    rows = [*loss_rows(), *correction_rows(), *estimator_rows(), *advantage_rows()]
+    rows = [*loss_rows(), *correction_rows(), *teacher_rows(), *estimator_rows(), *advantage_rows()]
     print(f"{'peer':6}{'what':40}{'inputs':14}{'value':>10}{'gradient':>11}")
     for row in rows:
         gradient = "" if row.gradient is None else f"{row.gradient:.1e}"

@@ -140,6 +140,7 @@ class AlgoConfig:
             "grpo": "(r - mean) / (std + eps) over its group",
             "dr_grpo": "r - mean of its group",
             "rloo": "r - mean of the other completions of its group",
+            "none": "0: rewards are logged only, and a teacher alone decides what is learned",
         },
         loaded_by="trainer",
     )
@@ -198,6 +199,22 @@ class AlgoConfig:
     reference_refresh_steps: int = number(
         0, "RL steps after which the current policy becomes the reference. 0: the reference is always model.path", at_least=0
     )
+    teacher: str = text(
+        "",
+        "The model that the policy learns from on its own samples (on-policy distillation): a Hugging Face folder, or the "
+        'address of an SGLang server, such as http://host:30000. "": none',
+    )
+    teacher_on: str = choice(
+        "trainer",
+        "Where a teacher runs that is given as a folder",
+        {
+            "trainer": "in the trainer, in the place of the reference policy: it must have the shape of the model",
+            "engine": "on an SGLang server of its own, which the run starts: any model with the same tokenizer",
+        },
+    )
+    teacher_weight: float = number(
+        1.0, "Factor of (log-prob of the policy - log-prob of the teacher), which each token's advantage is reduced by", above=0
+    )
     entropy_coef: float = number(0.0, "Coefficient of the entropy bonus at the sampled tokens", at_least=0)
     loss_normalisation: str = choice(
         "token",
@@ -216,6 +233,21 @@ class AlgoConfig:
     max_drops_per_step: int = number(
         4096, "More dropped groups in one RL step end the run: the problems are too easy or too hard", at_least=0, below=2**31
     )
+
+    @property
+    def teacher_has_address(self) -> bool:
+        """Whether the teacher is a server that somebody else runs."""
+        return self.teacher.startswith(("http://", "https://"))
+
+    @property
+    def teacher_is_asked(self) -> bool:
+        """Whether the workers ask a server for the teacher's log-probs. Otherwise the trainer computes them."""
+        return self.teacher_has_address or (bool(self.teacher) and self.teacher_on == "engine")
+
+    @property
+    def teacher_is_reference(self) -> bool:
+        """Whether the teacher takes the place of the reference policy in the trainer."""
+        return bool(self.teacher) and not self.teacher_is_asked
 
 
 @dataclass(kw_only=True)

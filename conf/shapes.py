@@ -150,6 +150,19 @@ def check_layout(shape: ModelShape, layout: Layout) -> None:
         raise ModelError(str(fault))
 
 
+def check_same_shape(model: ModelShape, teacher: ModelShape) -> None:
+    """Raises ModelError if the teacher's tensors do not fit into the modules of the model."""
+    sizes = ("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "tied", "rope_theta")
+    rest = ("rope_scaling", "norm_eps", "sliding_window")
+    different = [name for name in (*sizes, *rest) if getattr(model, name) != getattr(teacher, name)]
+    if different:
+        listed = ", ".join(f"{name} {getattr(teacher, name)} for {getattr(model, name)}" for name in different)
+        raise ModelError(
+            f"algo.teacher={teacher.name} has another shape than model.path ({listed}), so it cannot take the place of the "
+            "reference policy: set algo.teacher_on=engine, or name a teacher of the same shape"
+        )
+
+
 def layout_faults(shape: ModelShape, layout: Layout) -> Iterator[LayoutFault]:
     """Every reason why the trainer cannot cut this model by this layout."""
     yield from tensor_parallel_faults(shape, "trainer.tp", layout.tp)

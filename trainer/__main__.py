@@ -56,8 +56,6 @@ class Trainer:
         self.algorithm = load_algorithm(algo, run_dir)
         if trainer.save_hf and control.is_leader:  # the model's folder may be gone at the end of the run
             hf_weights.copy_description(Path(config.model.path), run_dir / DESCRIPTION)
-        if algo.kl_coef > 0:
-            self.policy.remember_reference()
         checkpoints = Checkpoints(run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept)
         pusher = Pusher(
             self.policy,

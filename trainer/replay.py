@@ -117,8 +117,6 @@ def run_rank(replay: Replay) -> None:
     todo = control.share(ReplayPlan, lambda: plan(replay))
     policy = load_policy(config, mesh)
     algorithm = load_algorithm(config.algo, replay.run_dir)
-    if config.algo.kl_coef > 0:
-        policy.remember_reference()
     if todo.checkpoint:
         checkpoint.load(todo.checkpoint, policy.training_state)
     found: list[Batch] = []  # filled on rank 0 only

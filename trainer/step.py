@@ -1,7 +1,7 @@
 """One RL step: trains the policy on a batch and returns the figures of the step.
 
 1. Pack the trajectories into microbatches, in `algo.minibatches` equal parts.
-2. Compute old log-probs and, for a KL, reference log-probs (forward only).
+2. Compute old log-probs and, for a KL or a teacher, reference log-probs (forward only).
 3. Compute advantages and behaviour weights (`learn/loss_inputs.py`).
 4. For each minibatch: forward, loss (`learn/objective.py`), backward, optimizer step (`megatron/policy.py`).
 5. If it is due, make the policy the new reference.
@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from conf.schema import AlgoConfig, RunConfig
@@ -29,6 +30,7 @@ from trainer.learn.objective import token_losses
 from trainer.learn.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.learn.token_figures import TokenFigures, add_mismatch
 from trainer.megatron.policy import Policy
+from trainer.process_groups import Mesh
 
 Figures = dict[str, float]
 """Figures of a step by name; trainer/metrics/table.py lists all names."""
@@ -66,13 +68,14 @@ def train_step(policy: Policy, algorithm: Algorithm, batch: Batch, config: RunCo
     with watch("time/old_logprob_s"), explained(batch, everything, "the old log-probs"):
         old = policy.logprobs(everything, "old log-prob")
     reference: list[Tensor] = []
-    if algo.kl_coef > 0:
-        with watch("time/ref_logprob_s"), policy.reference_weights(), explained(batch, everything, "the reference log-probs"):
+    if policy.reference is not None:
+        with watch("time/ref_logprob_s"), policy.reference.in_place(), explained(batch, everything, "the reference log-probs"):
             reference = policy.logprobs(everything, "reference log-prob")
+    teacher = teacher_logprobs(batch, everything, reference, config, mesh)
 
     figures = TokenFigures(mesh)
     add_mismatch(figures, everything, old, batch.step)
-    inputs = make_loss_inputs(batch, everything, old, reference, config, algorithm.advantage, mesh, figures)
+    inputs = make_loss_inputs(batch, everything, old, reference, teacher, config, algorithm.advantage, mesh, figures)
     losses = iter([partial(microbatch_loss, algorithm.policy_loss, algo, figures, of_one) for of_one in inputs])
     norms, learning_rate = [], 0.0
     with watch("time/train_s"):
@@ -118,6 +121,22 @@ def pack(batch: Batch, config: RunConfig, shape: ModelShape, layout: Layout, dp:
         )
         for part in deal(len(trajectories), config.algo.minibatches, seed=config.trainer.seed * 1_000_003 + batch.step)
     ]
+
+
+def teacher_logprobs(
+    batch: Batch, microbatches: Sequence[Microbatch], reference: Sequence[Tensor], config: RunConfig, mesh: Mesh
+) -> Sequence[Tensor]:
+    """The teacher's log-probs of each microbatch, on the last stage; [] without a teacher. Raises TrainingError."""
+    if config.algo.teacher_is_reference:
+        return reference
+    if not config.algo.teacher_is_asked:
+        return []
+    if any(not len(t.teacher) for t in batch.trajectories):
+        raise TrainingError(
+            f"step {batch.step} has completions without log-probs of the teacher {config.algo.teacher}: they were sampled before "
+            "algo.teacher was set. Resume without it, or start a new run"
+        )
+    return [torch.from_numpy(m.teacher_logprobs).to(mesh.device) for m in microbatches]
 
 
 def packing_figures(minibatches: Sequence[Minibatch]) -> Figures:

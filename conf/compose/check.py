@@ -21,6 +21,7 @@ def check(config: RunConfig) -> None:
     _check_algorithm(config)
     _check_layout(config.trainer)
     _check_objective(config.algo)
+    _check_teacher(config)
     _check_lengths(config)
     _check_deadlines(config)
     check_engine_args(config.rollout.engine_args)
@@ -79,6 +80,11 @@ FIXED_BY_THE_LEDGER = (
 
 def check_resumed(stored: RunConfig, resumed: RunConfig) -> None:
     """Raises ConfigError if a resume would change what the ledger of the run depends on."""
+    if resumed.algo.teacher_is_asked and not stored.algo.teacher_is_asked:
+        raise ConfigError(
+            f"algo.teacher={resumed.algo.teacher}: the run was begun without a teacher on a server, so what it has sampled "
+            "lacks the teacher's log-probs; leave it out, or start a new run"
+        )
     for key in FIXED_BY_THE_LEDGER:
         if (before := value_of(stored, key)) != (after := value_of(resumed, key)):
             raise ConfigError(
@@ -167,6 +173,40 @@ def _check_objective(algo: AlgoConfig) -> None:
             algo.policy_loss == "gspo" and algo.behaviour_correction != "none" and algo.behaviour_level == "token",
             "algo.policy_loss=gspo uses one ratio per sequence, and weights per token would distort it: set "
             "algo.behaviour_level=geometric or sequence",
+        ),
+    ):
+        if refused:
+            raise ConfigError(message)
+
+
+def _check_teacher(config: RunConfig) -> None:
+    algo = config.algo
+    for refused, message in (
+        (
+            algo.advantage == "none" and not algo.teacher,
+            "algo.advantage=none without algo.teacher: there is nothing to learn from, so name a teacher or another advantage",
+        ),
+        (
+            not algo.teacher and algo.teacher_on != "trainer",
+            f"algo.teacher_on={algo.teacher_on} without algo.teacher: name the folder of a teacher",
+        ),
+        (
+            algo.teacher_has_address and algo.teacher_on != "trainer",
+            f"algo.teacher_on={algo.teacher_on} has no effect when algo.teacher is the address of a server: leave it out",
+        ),
+        (
+            algo.teacher_is_reference and algo.kl_coef > 0,
+            f"algo.teacher={algo.teacher} takes the place of the reference policy, so algo.kl_coef={algo.kl_coef} has no "
+            "reference: set algo.kl_coef=0, or algo.teacher_on=engine",
+        ),
+        (
+            algo.teacher_is_asked and config.rollout.temperature != 1,
+            f"rollout.temperature={config.rollout.temperature} with a teacher on a server: SGLang gives the log-probs of a "
+            "prompt at temperature 1 only, so set rollout.temperature=1, or algo.teacher_on=trainer",
+        ),
+        (
+            bool(algo.teacher) and algo.drop_no_signal,
+            "algo.drop_no_signal=true with algo.teacher would drop groups that the teacher can still teach: set it to false",
         ),
     ):
         if refused:

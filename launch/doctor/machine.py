@@ -118,7 +118,8 @@ def _needed_bytes(case: Case, node: str) -> int:
     ranks = {p.role: _ranks(p.argv) for p in case.processes if p.node == node}
     if case.on_gpus:
         trainer = case.config.trainer
-        reference = WEIGHT_BYTES[case.config.model.dtype] if case.config.algo.kl_coef > 0 else 0
+        has_reference = case.config.algo.kl_coef > 0 or case.config.algo.teacher_is_reference
+        reference = WEIGHT_BYTES[case.config.model.dtype] if has_reference else 0
         share = case.parameters / (trainer.tp * trainer.pp)
         of_a_rank = host_bytes(share, one_bucket=not trainer.overlap_grad_reduce, reference_bytes=reference)
         return int(of_a_rank * ranks.get("trainer", 0))

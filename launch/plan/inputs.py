@@ -169,8 +169,8 @@ def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload
     )
     workload = PlannedWorkload(
         steps=config.trainer.steps, groups=algo.groups_per_step, completions_per_group=algo.completions_per_group,
-        minibatches=algo.minibatches, prompt_tokens=plan.prompt_tokens, lengths=lengths, reference=algo.kl_coef > 0,
-        segment_tokens=config.rollout.segment_tokens, sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores,
-        target_hours=plan.target_hours,
+        minibatches=algo.minibatches, prompt_tokens=plan.prompt_tokens, lengths=lengths,
+        reference=algo.kl_coef > 0 or algo.teacher_is_reference, segment_tokens=config.rollout.segment_tokens,
+        sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores, target_hours=plan.target_hours,
     )  # fmt: skip
     return shape_of(config.model), cluster, workload

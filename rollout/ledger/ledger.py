@@ -285,13 +285,15 @@ class Ledger:
         groups = [self.state.groups[index] for index in self.state.evals[eval_id]]
         if any(g.ungraded and not g.dropped for g in groups):
             return None
-        sampled = [s.versions for g in groups for t in g.trajectories for s in t.segments if len(s.versions)]
+        segments = [s for g in groups for t in g.trajectories for s in t.segments]
+        sampled = [s.versions for s in segments if len(s.versions)]
         return EvalResult(
             eval_id=eval_id,
             version_min=min((int(v[0]) for v in sampled), default=groups[0].version),
             version_max=max((int(v[-1]) for v in sampled), default=groups[0].version),
             tokens=sum(g.tokens for g in groups),
             prompts=tuple(EvalPrompt(prompt_id=g.prompt.id, rewards=_rewards(g)) for g in groups),
+            teacher_kl=_teacher_kl(segments),
         )
 
     def close_eval(self, eval_id: str) -> Changes:
@@ -416,3 +418,9 @@ def _rewards(group: GroupState) -> F32:
     """The reward of every completion; empty if the group was dropped."""
     graded = [] if group.dropped else [t.verdict.reward for t in group.trajectories if t.verdict is not None]
     return np.array(graded, dtype=np.float32)
+
+
+def _teacher_kl(segments: Sequence[Segment]) -> float | None:
+    """The mean of log-prob - teacher's log-prob over their tokens; None if no teacher was asked."""
+    gaps = [s.logprobs - s.teacher for s in segments if len(s.teacher)]
+    return float(np.concatenate(gaps).mean(dtype=np.float64)) if gaps else None

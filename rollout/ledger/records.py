@@ -22,6 +22,10 @@ NOT_SAMPLED = -1
 """The version of a token that no policy sampled: a token of the prompt."""
 
 
+def _none() -> F32:
+    return np.empty(0, dtype=np.float32)
+
+
 class RecordError(ValueError):
     """A record whose fields contradict one another."""
 
@@ -60,6 +64,7 @@ class Segment:
     versions: I32  # [n], non-decreasing
     finish: Finish
     engine: str
+    teacher: F32 = field(default_factory=_none)  # [n], log-probs under the teacher; [0] if no teacher is asked
 
     def __post_init__(self) -> None:
         _check_array("tokens", self.tokens, np.int32)
@@ -71,6 +76,11 @@ class Segment:
             raise RecordError(f"versions of a segment must not decrease, got {versions.tolist()}")
         if not math.isfinite(np.add.reduce(self.logprobs)) and not np.isfinite(self.logprobs).all():  # the sum is fast to check
             raise RecordError("a segment holds log-probs that are not finite")
+        if len(self.teacher):
+            _check_array("teacher", self.teacher, np.float32)
+            _check_same_length(tokens=self.tokens, teacher=self.teacher)
+            if not np.isfinite(self.teacher).all():
+                raise RecordError("a segment holds log-probs of the teacher that are not finite")
 
     def digest(self, offset: int) -> int:
         """A checksum over the tokens, their log-probs, and the offset in the completion."""
@@ -85,6 +95,7 @@ class Trajectory:
     sampled: Bool  # [L], True where the policy sampled the token
     logprobs: F32  # [L], behaviour log-probs; 0 where not sampled
     versions: I32  # [L], NOT_SAMPLED where not sampled
+    teacher: F32 = field(default_factory=_none)  # [L], log-probs under the teacher, 0 where not sampled; [0] without a teacher
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""  # why it did not get the full reward
@@ -97,6 +108,9 @@ class Trajectory:
         _check_array("logprobs", self.logprobs, np.float32)
         _check_array("versions", self.versions, np.int32)
         _check_same_length(tokens=self.tokens, sampled=self.sampled, logprobs=self.logprobs, versions=self.versions)
+        if len(self.teacher):
+            _check_array("teacher", self.teacher, np.float32)
+            _check_same_length(tokens=self.tokens, teacher=self.teacher)
         if not np.array_equal(self.versions == NOT_SAMPLED, ~self.sampled):
             raise RecordError("`versions` and `sampled` disagree about which tokens were sampled")
         if not self.sampled.any():
@@ -108,11 +122,13 @@ class Trajectory:
     def of(cls, *, prompt: I32, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
         """Joins the tokens of the prompt and the tokens of its segments, unchanged."""
         n, sampled = len(prompt), sum(len(s.tokens) for s in segments)
+        taught = any(len(s.teacher) for s in segments)
         return cls(
             tokens=np.concatenate([prompt, *(s.tokens for s in segments)]),
             sampled=np.concatenate([np.zeros(n, np.bool_), np.ones(sampled, np.bool_)]),
             logprobs=np.concatenate([np.zeros(n, np.float32), *(s.logprobs for s in segments)]),
             versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
+            teacher=np.concatenate([np.zeros(n if taught else 0, np.float32), *(s.teacher for s in segments)]),
             reward=verdict.reward,
             reward_parts=verdict.parts,
             reason=verdict.reason,
@@ -277,6 +293,7 @@ class EvalResult:
     version_max: int  # version of the newest token
     tokens: int  # sampled tokens
     prompts: Sequence[EvalPrompt]
+    teacher_kl: float | None = None  # mean of log-prob - teacher's log-prob over the tokens that a teacher was asked about
 
     @property
     def mean_reward(self) -> float:

@@ -138,6 +138,11 @@ def test_without_staleness_no_correction_is_needed() -> None:
         ({"policy_loss": "gspo"}, "set algo.behaviour_level=geometric or sequence"),
         ({"overlong_buffer_fraction": 1.0}, "overlong_buffer_fraction=1.0: must be at least 0 and below 1"),
         ({"entropy_coef": float("inf")}, "entropy_coef=inf: must be a finite number"),
+        ({"advantage": "none"}, "algo.advantage=none without algo.teacher"),
+        ({"teacher_on": "engine"}, "algo.teacher_on=engine without algo.teacher"),
+        ({"teacher_on": "engine", "teacher": "http://host:1"}, "algo.teacher_on=engine has no effect"),
+        ({"teacher": "folder", "kl_coef": 0.1}, "takes the place of the reference policy"),
+        ({"teacher": "folder", "drop_no_signal": True}, "would drop groups that the teacher can still teach"),
     ],
 )
 def test_objectives_that_would_do_nothing_or_harm_are_refused(settings: dict[str, object], message: str) -> None:
@@ -155,6 +160,9 @@ def test_objectives_that_would_do_nothing_or_harm_are_refused(settings: dict[str
         {"policy_loss": "gspo", "behaviour_level": "sequence"},
         {"behaviour_correction": "mask", "behaviour_floor": 0.5},
         {"dual_clip": 3.0},
+        {"teacher": "folder", "advantage": "none"},
+        {"teacher": "folder", "teacher_on": "engine", "kl_coef": 0.1},
+        {"teacher": "https://host:1/v", "kl_coef": 0.1},
     ],
 )
 def test_objectives_that_belong_together_are_taken(settings: dict[str, object]) -> None:
@@ -233,3 +241,20 @@ def test_cluster_settings_are_taken_where_they_are_read() -> None:
     config.cluster.container, config.cluster.container_runtime = "i.sif", "apptainer"
     config.cluster.container_mounts = ["/data:/data:ro"]
     check(config)
+
+
+def test_teacher_on_a_server_needs_the_temperature_at_which_it_answers() -> None:
+    config = good()
+    config.algo.teacher, config.rollout.temperature = "http://host:1", 0.7
+    with pytest.raises(ConfigError, match=r"rollout.temperature=0.7 with a teacher on a server"):
+        check(config)
+    config.algo.teacher = "folder"
+    check(config)
+
+
+def test_run_that_was_begun_without_a_teacher_on_a_server_cannot_be_resumed_with_one() -> None:
+    config, taught = good(), good()
+    taught.algo.teacher = "http://host:1"
+    check_resumed(taught, config)
+    with pytest.raises(ConfigError, match="was begun without a teacher on a server"):
+        check_resumed(config, taught)

@@ -39,7 +39,6 @@ def train(folder: str, checkpoints: str, layout: Layout, steps: range, changes: 
         setattr(settings.algo, name, value)
     mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
-    policy.remember_reference()
     store = checkpoint.Checkpoints(checkpoints, policy.training_state, keep=2)
     if steps.start:
         assert checkpoint.load(checkpoint.latest(checkpoints), policy.training_state).version == steps.start

@@ -139,7 +139,6 @@ def load(config: RunConfig):
     from trainer.step import Stopwatch, train_step
 
     policy = load_policy(config, process_groups.initialize(Layout(), seed=0, timeout_s=60))
-    policy.remember_reference()
     algorithm = load_algorithm(config.algo)
     return policy, lambda batch: batch_figures(batch) | train_step(policy, algorithm, batch, config, Stopwatch())
 

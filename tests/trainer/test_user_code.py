@@ -32,7 +32,6 @@ def step_with(folder: str, run_dir: str, tp: int, pp: int, loss: str, advantage:
     settings.algo.policy_loss, settings.algo.advantage, settings.algo.behaviour_correction = loss, advantage, "none"
     mesh = process_groups.initialize(Layout(tp=tp, pp=pp), seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
-    policy.remember_reference()
     algorithm = load_algorithm(settings.algo, Path(run_dir))
     figures = [train_step(policy, algorithm, batch(step), settings, Stopwatch()) for step in range(2)]
     process_groups.shutdown()

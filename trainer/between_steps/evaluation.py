@@ -102,4 +102,5 @@ def _figures(result: EvalResult, asked: _Asked) -> dict[str, float]:
         "eval/version_min": result.version_min,
         "eval/version_max": result.version_max,
         "eval/wall_s": time.monotonic() - asked.began_s,
+        **({} if result.teacher_kl is None else {"eval/kl_teacher": result.teacher_kl}),
     }

@@ -35,7 +35,12 @@ def rloo(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
     return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+def none(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
+    """0 for every completion, so that only a teacher's term is left in the advantages of the tokens."""
+    return np.zeros_like(rewards)
+
+
+ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "none": none}
 
 
 def overlong_penalties(lengths: I64, limit: int, buffer_fraction: float, penalty: float) -> F32:

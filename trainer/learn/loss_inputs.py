@@ -14,7 +14,7 @@ from conf.schema import AlgoConfig, RunConfig
 from rollout.ledger.records import F32, Batch
 from trainer.learn.advantages import Advantage, overlong_penalties
 from trainer.learn.losses import LossInputs
-from trainer.learn.objective import behaviour_weights, kl
+from trainer.learn.objective import behaviour_weights, kl, taught
 from trainer.learn.packing import Microbatch
 from trainer.learn.sequences import Sequences
 from trainer.learn.token_figures import TokenFigures
@@ -26,6 +26,7 @@ def make_loss_inputs(
     microbatches: Sequence[Microbatch],
     old: Sequence[Tensor],
     reference: Sequence[Tensor],
+    teacher: Sequence[Tensor],
     config: RunConfig,
     advantage: Advantage,
     mesh: Mesh,
@@ -33,7 +34,8 @@ def make_loss_inputs(
 ) -> list[LossInputs]:
     """One for each of this rank's microbatches; [] on the earlier pipeline stages, which have no log-probs.
 
-    old, reference: the log-probs of each microbatch; reference is [] if there is no KL. Collective over the ranks of a stage.
+    old, reference, teacher: the log-probs of each microbatch; reference is [] without a KL, teacher is [] without a teacher.
+    Collective over the ranks of a stage.
     """
     if not mesh.is_last_stage:
         return []
@@ -45,19 +47,24 @@ def make_loss_inputs(
             figures.add("kl/reference", divergence)
         rewards = rewards - algo.kl_coef * trajectory_sums(microbatches, divergences, len(rewards), mesh)
     advantages = batch_advantages(batch, rewards, advantage, algo)
-    in_loss = list(reference) if algo.kl_in == "loss" and reference else [None] * len(microbatches)
+    in_loss = list(reference) if algo.kl_in == "loss" and algo.kl_coef > 0 else [None] * len(microbatches)
+    teachers: list[Tensor | None] = [*teacher] if teacher else [None] * len(microbatches)
     made = []
-    for microbatch, old_logprobs, reference_logprobs in zip(microbatches, old, in_loss, strict=True):
+    for microbatch, old_logprobs, reference_logprobs, teacher_logprobs in zip(microbatches, old, in_loss, teachers, strict=True):
         sequences = sequences_of(microbatch, mesh)
         behaviour = torch.from_numpy(microbatch.behaviour_logprobs).to(mesh.device)
         weights, raw = behaviour_weights(old_logprobs, behaviour, sequences, algo)
         figures.add("behaviour/weight_mean", weights)
         figures.add_weights(raw)
+        token_advantages = torch.from_numpy(advantages[microbatch.trajectories][microbatch.sequences]).to(mesh.device)
+        if teacher_logprobs is not None:
+            figures.add("kl/teacher", old_logprobs - teacher_logprobs)
+            token_advantages = taught(token_advantages, old_logprobs, teacher_logprobs, algo.teacher_weight)
         inputs = LossInputs(
             old=old_logprobs,
             behaviour=behaviour,
             behaviour_weights=weights,
-            advantages=torch.from_numpy(advantages[microbatch.trajectories][microbatch.sequences]).to(mesh.device),
+            advantages=token_advantages,
             reference=reference_logprobs,
             sequences=sequences,
         )

@@ -35,6 +35,15 @@ def token_losses(
     return losses, figures
 
 
+def taught(advantages: Tensor, old: Tensor, teacher: Tensor, weight: float) -> Tensor:
+    """advantage - weight x (old - teacher) per token [m], from the log-probs of the policy and of its teacher.
+
+    The mean of old - teacher over tokens that the policy sampled is KL(policy || teacher), so this is on-policy distillation as
+    a policy gradient (MiniLLM, arXiv 2306.08543; Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025).
+    """
+    return advantages - weight * (old - teacher)
+
+
 def behaviour_weights(old: Tensor, behaviour: Tensor, sequences: Sequences, algo: AlgoConfig) -> tuple[Tensor, Tensor]:
     """The weights that correct for the behaviour policy, and the raw weights that they come from; [m] each, without gradient.
 

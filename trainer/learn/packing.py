@@ -29,6 +29,7 @@ class Microbatch:
     sequences: I64  # [m], the sequence of each row, from 0
     trajectories: I64  # [sequences without padding], index in the batch of each sequence's trajectory
     behaviour_logprobs: F32  # [m]
+    teacher_logprobs: F32  # [m], as the teacher's server reported them; zeros if no teacher was asked
     versions: I32  # [m]
     weights: F32  # [m], the weight of each token in the minibatch's loss
 
@@ -48,6 +49,7 @@ class Microbatch:
             targets=self.targets[mine],
             sequences=self.sequences[mine],
             behaviour_logprobs=self.behaviour_logprobs[mine],
+            teacher_logprobs=self.teacher_logprobs[mine],
             versions=self.versions[mine],
             weights=self.weights[mine],
         )
@@ -107,6 +109,9 @@ class Minibatch:
             behaviour_logprobs=_join(
                 [self.trajectories[i].logprobs[chosen] for i, chosen in zip(members, sampled, strict=True)], np.float32
             ),
+            teacher_logprobs=_join(
+                [_of_teacher(self.trajectories[i])[chosen] for i, chosen in zip(members, sampled, strict=True)], np.float32
+            ),
             versions=_join([self.trajectories[i].versions[chosen] for i, chosen in zip(members, sampled, strict=True)], np.int32),
             weights=np.repeat(self.weights[list(members)], counts).astype(np.float32),
         )
@@ -132,6 +137,10 @@ def pack_minibatch(
         balance=balance(lengths, capacity=capacity, dp=dp, cost=cost),
         sequence_multiple=capacity.sequence_multiple,
     )
+
+
+def _of_teacher(trajectory: Trajectory) -> F32:
+    return trajectory.teacher if len(trajectory.teacher) else np.zeros_like(trajectory.logprobs)
 
 
 def _join(parts: Sequence[npt.NDArray], dtype: type[np.generic]) -> npt.NDArray:

@@ -309,8 +309,8 @@ def _reference_to_load(path: Path, recorded: dict[str, Any] | None, reference: R
     if recorded["version"] == 0 and recorded["fingerprint"] != reference.fingerprint:
         raise ModelError(
             f"{path} was trained against another reference: its weights have the fingerprint {recorded['fingerprint'][:16]}, "
-            f"those of model.path {reference.fingerprint[:16]} (in model.dtype). Bring the folder back as it was, or start a new "
-            "run"
+            f"those of model.path or algo.teacher {reference.fingerprint[:16]} (in model.dtype). Bring the folder back as it "
+            "was, or start a new run"
         )
     return int(recorded["version"])
 

@@ -1,7 +1,7 @@
 """Training state around the model: Megatron's data-parallel wrapper and its distributed AdamW with a schedule.
 
-chunks = wrap(chunks)                                       # once the weights are loaded
-optimizer, scheduler = build_optimizer(chunks, config.trainer, total_steps=600)
+chunks = wrap(chunks)
+optimizer, scheduler = build_optimizer(chunks, config.trainer, total_steps=600)     # once the weights are loaded
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from conf.schema import TrainerConfig
 def wrap(
     chunks: list[GPTModel], *, overlap_grad_reduce: bool = False, overlap_param_gather: bool = False
 ) -> list[DistributedDataParallel]:
-    """Adds gradient buffers and data-parallel reduction for the distributed optimizer. The weights must be loaded before.
+    """Adds gradient buffers and data-parallel reduction for the distributed optimizer.
 
     The overlaps hide reductions and gathers behind computation.
     """

@@ -1,12 +1,12 @@
-"""The policy under training: Megatron's modules, and the three operations on them.
+"""The policy under training: Megatron's modules, and the two operations on them.
 
-`logprobs` runs forward only (old and reference policies), `update` trains on one minibatch with the losses that its caller
-gives, and `reference_weights` swaps the frozen reference in. The first two raise before a number that is not finite reaches the
-optimizer. Each runs Megatron's pipeline schedule, so all ranks of the job call them together.
+`logprobs` runs forward only (old and reference policies), and `update` trains on one minibatch with the losses that its caller
+gives. Both raise before a number that is not finite reaches the optimizer. Each runs Megatron's pipeline schedule, so all ranks
+of the job call them together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import isfinite
 from typing import Any, NoReturn
@@ -19,8 +19,8 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from conf.schema import RunConfig
-from conf.shapes import ModelShape, check_layout, read_shape
-from trainer.learn.health import FiniteCheck, TrainingError
+from conf.shapes import ModelShape, check_layout, check_same_shape, read_shape
+from trainer.learn.health import FiniteCheck
 from trainer.learn.logprobs import token_logprobs
 from trainer.learn.packing import Microbatch
 from trainer.megatron import attention, hf_weights, model
@@ -45,6 +45,7 @@ class Policy:
         shape: ModelShape,
         mesh: Mesh,
         temperature: float,
+        reference: Reference | None,
     ) -> None:
         self.chunks, self.optimizer, self.scheduler = chunks, optimizer, scheduler
         self.shape, self.mesh = shape, mesh
@@ -56,7 +57,7 @@ class Policy:
         config.finalize_model_grads_func = lambda modules, _num_tokens, **rest: finalize_model_grads(modules, None, **rest)
         self._no_tokens = torch.zeros((), dtype=torch.int, device=mesh.device)
         config.grad_scale_func = optimizer.scale_loss
-        self.reference: Reference | None = None
+        self.reference = reference  # the frozen policy of a KL, or a teacher in its place
 
     @property
     def training_state(self) -> TrainingState:
@@ -143,18 +144,6 @@ class Policy:
         """To be called after the last update of a step: see `optimizer.gather_parameters`."""
         gather_parameters(self.chunks)
 
-    def remember_reference(self) -> None:
-        """Copies the present weights, which become the frozen reference."""
-        self.reference = Reference(self.chunks, self.shape, self.mesh)
-
-    @contextmanager
-    def reference_weights(self) -> Iterator[None]:
-        """Within it the modules hold the reference's weights."""
-        if self.reference is None:
-            raise TrainingError("no reference weights were remembered")
-        with self.reference.in_place():
-            yield
-
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         return (p for chunk in self.chunks for p in chunk.parameters())
 
@@ -194,13 +183,23 @@ class Policy:
 
 
 def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
-    """The policy of `config.model.path` on this rank, with a fresh optimizer. Raises ModelError if the layout cannot cut it."""
+    """The policy of `config.model.path` on this rank, with a fresh optimizer, and its reference if the objective needs one.
+
+    Raises ModelError if the layout cannot cut the model, or if a teacher in the reference's place has another shape.
+    """
     trainer = config.trainer
     shape = read_shape(config.model.path)
     check_layout(shape, mesh.layout)
     built = model.build(shape, mesh, dtype=getattr(torch, config.model.dtype), recompute=trainer.recompute)
-    hf_weights.load(built, shape, mesh, config.model.path)
     chunks = wrap(built, overlap_grad_reduce=trainer.overlap_grad_reduce, overlap_param_gather=trainer.overlap_param_gather)
+    reference: Reference | None = None
+    if config.algo.teacher_is_reference:
+        check_same_shape(shape, read_shape(config.algo.teacher))
+        hf_weights.load(chunks, shape, mesh, config.algo.teacher)
+        reference = Reference(chunks, shape, mesh)
+    hf_weights.load(chunks, shape, mesh, config.model.path)
+    if config.algo.kl_coef > 0:
+        reference = Reference(chunks, shape, mesh)
     optimizer, scheduler = build_optimizer(chunks, trainer, total_steps=trainer.steps * config.algo.minibatches)
     return Policy(
         chunks=chunks,
@@ -209,4 +208,5 @@ def load_policy(config: RunConfig, mesh: Mesh) -> Policy:
         shape=shape,
         mesh=mesh,
         temperature=config.rollout.temperature,
+        reference=reference,
     )

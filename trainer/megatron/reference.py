@@ -5,7 +5,8 @@
     reference.refresh(40)                           # the reference is now the policy of version 40
 
 A swap needs GPU memory for one more parameter only, and moves all weights over the bus in both directions. It happens twice.
-A run that is resumed must use the same reference. Version 0 is the model's folder, which is recognised by its fingerprint.
+A teacher (`algo.teacher`) may take the place of the reference, as version 0. A run that is resumed must use the same reference.
+Version 0 is the folder of the model or of the teacher, which is recognised by its fingerprint.
 A later reference exists nowhere else, so checkpoints carry its weights.
 """
 

@@ -83,6 +83,11 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
             "kl/reference", "nats", "Mean estimate of KL(policy || reference) per token, by `algo.kl_estimator`.",
             "below about 0.1 with the default coefficient",
         ),
+        figure(
+            "kl/teacher", "nats",
+            "Mean of log-prob of the policy - log-prob of the teacher per token. It estimates KL(policy || teacher).",
+            "falls",
+        ),
         figure("clip/fraction", "share", "Tokens whose ratio current / old is clipped.", "below about 0.2"),
         figure("clip/low_fraction", "share", "Tokens that are clipped at the lower bound."),
         figure("clip/high_fraction", "share", "Tokens that are clipped at the upper bound."),
@@ -114,7 +119,10 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
         figure("time/wait_batch_s", "s", "Waiting for the batch.", "small; otherwise the fleet is the bottleneck"),
         figure("time/pack_s", "s", "Packing trajectories into microbatches."),
         figure("time/old_logprob_s", "s", "Forward pass for the old log-probs."),
-        figure("time/ref_logprob_s", "s", "Forward pass for the reference log-probs, with both swaps."),
+        figure(
+            "time/ref_logprob_s", "s",
+            "Forward pass for the log-probs of the reference, or of a teacher in its place, with both swaps.",
+        ),
         figure("time/reference_swap_s", "s", "Swapping the reference's weights in and out again."),
         figure("time/train_s", "s", "Forward, backward and optimizer steps of all minibatches."),
         figure("time/push_s", "s", "Pushing the weights to the engines."),
@@ -153,6 +161,12 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
     "Evaluation": (
         figure("eval/pass_rate", "share", "Completions of held-out problems with the full reward of 1.", "rises"),
         figure("eval/reward_mean", "", "Mean reward of the completions of held-out problems."),
+        figure(
+            "eval/kl_teacher", "nats",
+            "Mean of log-prob - teacher's log-prob over the tokens of held-out problems, as the engines and the teacher's server "
+            "report them.",
+            "falls",
+        ),
         figure("eval/tokens", "tokens", "Sampled for the evaluation."),
         figure("eval/version", "", "Version at which the evaluation was asked for."),
         figure("eval/version_min", "", "Oldest version among its tokens."),

@@ -27,7 +27,6 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
     settings.model.path, settings.model.dtype = folder, "float32"
     mesh = process_groups.initialize(Layout(tp=tp, pp=pp), seed=0, timeout_s=60)
     trained = load_policy(settings, mesh)
-    trained.remember_reference()
     poisoned = batch()
     if poison == "weight":
         with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conf.schema import AlgoConfig
 from trainer.learn.losses import LOSSES, LossInputs, cispo, clipped_surrogate, gspo
-from trainer.learn.objective import behaviour_weights, kl, token_losses
+from trainer.learn.objective import behaviour_weights, kl, taught, token_losses
 from trainer.learn.sequences import Sequences
 
 
@@ -292,3 +292,37 @@ def test_sequences_that_are_cut_over_context_parallel_ranks_are_reduced_as_one(k
     for rank, got in enumerate(ranks.run(on_context_ranks, 2, kind)):
         for ours, whole in zip(got, (losses.detach(), weights, current.grad), strict=True):
             torch.testing.assert_close(ours, whole[torch.arange(len(index)) % 2 == rank])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(-8, 0), min_size=1, max_size=6), st.lists(st.floats(-8, 0), min_size=6, max_size=6), st.floats(0.01, 3))
+def test_teacher_pulls_each_token_by_its_own_log_ratio(student: list[float], teacher: list[float], weight: float) -> None:
+    """At the policy that sampled, the gradient of the loss is weight x (log p_student - log p_teacher) - advantage per token."""
+    current = torch.tensor(student, dtype=torch.float64, requires_grad=True)
+    ours, theirs = current.detach(), torch.tensor(teacher[: len(student)], dtype=torch.float64)
+    rewarded = torch.linspace(-1, 1, len(student), dtype=torch.float64)
+    for loss in LOSSES.values():
+        if loss is gspo:  # one ratio per sequence, so it spreads the sum over the sequence
+            continue
+        advantages = taught(rewarded, ours, theirs, weight)
+        losses, _ = token_losses(
+            loss,
+            AlgoConfig(),
+            current=current,
+            entropies=torch.zeros_like(ours),
+            inputs=inputs(ours, advantages, one(len(student))),
+        )
+        [gradient] = torch.autograd.grad(losses.sum(), current)
+        torch.testing.assert_close(gradient, weight * (ours - theirs) - rewarded)
+
+
+def test_mean_pull_of_a_teacher_is_the_gradient_of_the_kl_divergence() -> None:
+    """Over all tokens of a small vocabulary, weighted by their probability: exactly the gradient of KL(policy || teacher)."""
+    logits = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64).log_softmax(0)
+    policy = logits.log_softmax(0)
+    [wanted] = torch.autograd.grad((policy.exp() * (policy - teacher)).sum(), logits, retain_graph=True)
+    advantages = taught(torch.zeros_like(teacher), policy.detach(), teacher, 1.0)
+    losses, _ = LOSSES["ppo"](policy, inputs(policy.detach(), advantages, one(7)), AlgoConfig())
+    [got] = torch.autograd.grad((policy.detach().exp() * losses).sum(), logits)
+    torch.testing.assert_close(got, wanted)

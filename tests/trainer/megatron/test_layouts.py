@@ -80,7 +80,6 @@ def gradients(folder: str, case: Case) -> tuple[dict[str, float], list[dict[str,
 
     run = settings(folder, case)
     policy = load_policy(run, process_groups.initialize(layout_of(run.trainer), seed=0, timeout_s=60))
-    policy.remember_reference()
     megatron = get_model_config(policy.chunks[0])
     finalize, seen = megatron.finalize_model_grads_func, []
 

@@ -70,7 +70,6 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     settings.model.path, settings.model.dtype = folder, "float32"
     mesh = process_groups.initialize(Layout(tp=tp, pp=pp), seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
-    policy.remember_reference()
     figures = {}
     for step in range(2):
         figures = train_step(policy, load_algorithm(settings.algo), batch(step), settings, Stopwatch())
@@ -127,7 +126,6 @@ def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
         for key, value in yaml.safe_load(preset.read_text()).items():
             setattr(settings.algo, key, value)
         policy = load_policy(settings, mesh)
-        policy.remember_reference()
         figures[preset.stem] = train_step(policy, load_algorithm(settings.algo), batch(), settings, Stopwatch())
     process_groups.shutdown()
     return figures
@@ -144,3 +142,67 @@ def test_every_preset_of_the_algorithms_trains_and_its_figures_stand_in_the_tabl
         assert [name for name in found if find(name) is None] == [], "describe them in trainer/metrics/table.py"
         assert ("kl/reference" in found) == (preset in ("default", "grpo", "rloo")), preset
     assert figures["gspo"]["clip/fraction"] > figures["grpo"]["clip/fraction"]  # its bounds are hundreds of times narrower
+
+
+def taught_step(
+    folder: str, teacher: str, tp: int, pp: int, asked: list[list[float]]
+) -> tuple[dict[str, float], list[list[float]]]:
+    """A step of pure distillation: its figures, and the teacher's log-probs of each trajectory, as this rank computes them.
+
+    asked: the log-probs that a server gave instead; [] if the teacher is in the place of the reference.
+    """
+    from conf.shapes import Layout
+    from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
+    from trainer.megatron.policy import load_policy
+    from trainer.step import Stopwatch, pack, train_step
+
+    settings = config()
+    settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
+    settings.algo.teacher, settings.algo.advantage = "http://server:1" if asked else teacher, "none"
+    mesh = process_groups.initialize(Layout(tp=tp, pp=pp), seed=0, timeout_s=60)
+    policy = load_policy(settings, mesh)
+    taken = batch()
+    if asked:
+        given = iter(asked)
+        taken = replace(
+            taken, groups=[replace(g, trajectories=[told(t, next(given)) for t in g.trajectories]) for g in taken.groups]
+        )
+    found: list[list[float]] = [[] for _ in taken.trajectories]
+    if policy.reference is not None:
+        for minibatch in pack(taken, settings, policy.shape, mesh.layout, mesh.dp):
+            microbatches = minibatch.microbatches(0)
+            with policy.reference.in_place():
+                logprobs = policy.logprobs(microbatches, "reference log-prob")
+            for microbatch, values in zip(microbatches, logprobs, strict=False):
+                for sequence, value in zip(microbatch.sequences, values.tolist(), strict=True):
+                    found[microbatch.trajectories[sequence]].append(value)
+    figures = train_step(policy, load_algorithm(settings.algo), taken, settings, Stopwatch())
+    process_groups.shutdown()
+    return figures, found
+
+
+def told(trajectory: Trajectory, logprobs: list[float]) -> Trajectory:
+    teacher = np.zeros(len(trajectory.tokens), np.float32)
+    teacher[trajectory.sampled] = logprobs
+    return replace(trajectory, teacher=teacher)
+
+
+def test_teacher_in_the_place_of_the_reference_and_one_on_a_server_teach_the_same_in_every_layout(tmp_path) -> None:
+    student, teacher = model_folder(tmp_path / "student"), model_folder(tmp_path / "teacher", seed=1)
+    [(alone, logprobs)] = ranks.run(taught_step, 1, student, teacher, 1, 1, [])
+    assert abs(alone["kl/teacher"]) > 0.1 and alone["grad_norm"] > 0
+    for figures in (
+        *(figures for figures, _ in ranks.run(taught_step, 4, student, teacher, 2, 2, [])),
+        *(figures for figures, _ in ranks.run(taught_step, 2, student, teacher, 2, 1, logprobs)),
+    ):
+        for name in ("kl/teacher", "loss/total", "grad_norm"):
+            assert figures[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6), name
+    [(itself, _)] = ranks.run(taught_step, 1, student, student, 1, 1, [])
+    assert itself["kl/teacher"] == pytest.approx(0, abs=1e-6)
+
+
+def test_teacher_of_another_depth_cannot_take_the_place_of_the_reference(tmp_path) -> None:
+    student, teacher = model_folder(tmp_path / "student", layers=2), model_folder(tmp_path / "teacher")
+    with pytest.raises(ranks.RankFailed, match=r"layers 4 for 2.*set algo.teacher_on=engine"):
+        ranks.run(taught_step, 1, student, teacher, 1, 1, [])

@@ -58,7 +58,6 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
     settings.model.path, settings.model.dtype = folder, "float32"
     mesh = process_groups.initialize(Layout(tp=2, pp=2), seed=0, timeout_s=120)
     policy = load_policy(settings, mesh)
-    policy.remember_reference()
     control = Control(timeout_s=120)
     pusher = Pusher(
         policy, control, FixedFleet(engines), address="127.0.0.1", first_port=port, bucket_bytes=20_000, deadline_s=60,
