@@ -337,6 +337,11 @@ class RewardConfig:
         "Reward of a completion",
         {"all": "1 if every test passes, else 0", "fraction": "the fraction of tests that pass"},
     )
+    reasoning: str = text(
+        "auto",
+        "Tags around reasoning, which is no part of an answer. auto: those of the usual model families; none; "
+        "or two tags, as '<plan> </plan>'",
+    )
     parts: dict[str, Any] = field(
         default_factory=dict,
         metadata={RULE: Rule(meaning="Parts that every reward gets beside its task, by name, as {short: {kind: length, …}}")},

@@ -7,14 +7,16 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from conf.schema import RunConfig
+from conf.schema import ConfigError, RunConfig
 from reward.grade import Part, Reward
 from reward.kinds.asserts import read_asserts_task
 from reward.kinds.calls import read_calls_task
 from reward.kinds.kind import Defaults, Task, TaskError
 from reward.kinds.stdio import read_stdio_task
+from reward.kinds.thoughts import Tags, read_tags
 
 __all__ = ["KINDS", "Defaults", "Task", "TaskError", "defaults_of", "parse_task", "read_reward"]
 
@@ -25,20 +27,25 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
 }
 
 DEFAULTS = Defaults()
-PART_FIELDS = ("name", "weight")
+PART_FIELDS = ("name", "weight", "reasoning")  # any kind may have them; kinds themselves do not see them
 PART_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 MOST_WEIGHT = 1e6
 RESERVED = "truncated"  # a figure of every verdict
 
 
 def defaults_of(config: RunConfig) -> Defaults:
-    """What the tasks of a run get where they say nothing themselves."""
+    """What the tasks of a run get where they say nothing themselves. Raises ConfigError."""
     reward = config.reward
+    try:
+        tags = read_tags(reward.reasoning)
+    except ValueError as error:
+        raise ConfigError(f"reward.reasoning={error}") from None
     return Defaults(
         cpu_limit_s=reward.cpu_limit_s,
         memory_limit_mb=reward.memory_limit_mb,
         credit=reward.credit,
         truncated_reward=reward.truncated_reward,
+        reasoning=tags,
         parts=reward.parts,
     )
 
@@ -83,6 +90,8 @@ def _read_part(data: Any, where: str, defaults: Defaults, name: str = "") -> Par
     try:
         if not isinstance(data, Mapping):
             raise TaskError(f"task: must be an object, got {type(data).__name__}")
+        if "reasoning" in data:
+            defaults = replace(defaults, reasoning=_read_reasoning(data["reasoning"]))
         task = parse_task({key: value for key, value in data.items() if key not in PART_FIELDS}, defaults=defaults)
         return Part(
             name=_read_name(data.get("name", name or data["kind"])), weight=_read_weight(data.get("weight", 1.0)), task=task
@@ -95,6 +104,13 @@ def _read_name(name: object) -> str:
     if not isinstance(name, str) or not PART_NAME.fullmatch(name):
         raise TaskError(f"task.name: {name!r:.80} must be a word of letters, digits, - and _, because a figure gets this name")
     return name
+
+
+def _read_reasoning(rule: object) -> tuple[Tags, ...]:
+    try:
+        return read_tags(str(rule))
+    except ValueError as error:
+        raise TaskError(f"task.reasoning: {error}") from None
 
 
 def _read_weight(weight: object) -> float:

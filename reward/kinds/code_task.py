@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from reward.kinds.extract import Extracted, extract
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
+from reward.kinds.thoughts import KNOWN, Tags
 from reward.kinds.usage import Usage
 from reward.sandbox.sandbox import Sandbox
 from rollout.ledger.records import Verdict
@@ -29,10 +30,11 @@ class CodeTask(Task):
     test_cpu_limit_s: float  # for one test
     memory_limit_mb: int
     credit: str  # all | fraction
+    reasoning: tuple[Tags, ...] = KNOWN
 
     def grade(self, answer: Answer, resources: Resources) -> Verdict:
         usage = Usage(cpu_limit_s=self.cpu_limit_s, memory_bytes=self.memory_limit_mb << 20)
-        extracted = extract(answer.completion, prefill=answer.prefill, defines=self.defines)
+        extracted = extract(answer.completion, prefill=answer.prefill, defines=self.defines, tags=self.reasoning)
         passed = 0
         if extracted.reason:
             usage.fail(extracted.reason)
@@ -93,6 +95,7 @@ def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) 
         "test_cpu_limit_s": min(test_cpu_limit_s, cpu_limit_s),
         "memory_limit_mb": memory_limit_mb,
         "credit": credit,
+        "reasoning": defaults.reasoning,
     }
 
 

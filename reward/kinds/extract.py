@@ -1,6 +1,6 @@
 """Code out of a completion. Pure, never raises, and linear in the length of the text.
 
-Reasoning comes first and does not count: it ends at `</think>`, and where it never ends there is no answer.
+Reasoning comes first and does not count (`thoughts.py`).
 
 With a prefill (the beginning of the answer, which the prompt already held) the completion continues it, and the program is
 `prefill + completion` up to the end of that code. Without a prefill the program is the last fenced block that defines what the
@@ -12,10 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reward.kinds.thoughts import KNOWN, Tags, closing_pattern, end_of_thoughts, never_ends
+
 MAX_CODE_BYTES = 1 << 19
-THINK_END = "</think>"
-_THINK_END = re.compile(r"(^[ \t]*)?</think>(?(1)[ \t]*$)", re.MULTILINE)
-_THINK_START = re.compile(r"\s*<think>")
 _PYTHON_TAG = re.compile(r"(?:i?python|pypy|pycon|py|sage)[\d.]*(?![a-z\d_])|.*\.py$")
 _LONGEST_TAG = 100
 _FENCE = re.compile(r"^([ \t]*)(`{3,}(?=[^`\n]*$)|~{3,})(.*)$", re.MULTILINE)
@@ -40,16 +39,17 @@ class Block:
     closed: bool
 
 
-def extract(completion: str, *, prefill: str = "", defines: str = "") -> Extracted:
-    """The program in `completion`. `defines` is the name of the function or class that the tests ask for."""
+def extract(completion: str, *, prefill: str = "", defines: str = "", tags: tuple[Tags, ...] = KNOWN) -> Extracted:
+    """The program in `completion`. `defines` is the name of the function or class that the tests ask for; `tags`
+    are those around reasoning."""
     if not (prefill + completion).strip():
         return Extracted(reason="the completion is empty")
-    start = _end_of_thoughts(prefill + completion)
+    start = end_of_thoughts(prefill + completion, tags)
     if start is None:
-        return Extracted(reason=f"the reasoning never ends: there is no {THINK_END}")
+        return Extracted(reason=never_ends(prefill + completion, tags))
     completion = completion[max(0, start - len(prefill)) :]
     prefill = prefill[start:]
-    found = _from_prefill(completion, prefill, defines) if prefill.strip() else _from_blocks(completion, defines)
+    found = _from_prefill(completion, prefill, defines, tags) if prefill.strip() else _from_blocks(completion, defines, tags)
     if found.reason:
         return found
     if not found.code.strip():
@@ -99,33 +99,23 @@ def _tag(info: str) -> str:
     return words[0].lower() if words else ""
 
 
-def _end_of_thoughts(text: str) -> int | None:
-    """Where the answer starts in a text that opens with its reasoning; None where the reasoning never ends."""
-    start = 0
-    while opening := _THINK_START.match(text, start):
-        end = text.find(THINK_END, opening.end())
-        if end < 0:
-            return None
-        start = end + len(THINK_END)
-    return start
-
-
-def _from_blocks(text: str, defines: str) -> Extracted:
-    found = _without_thoughts(text, blocks(text), defines)
+def _from_blocks(text: str, defines: str, tags: tuple[Tags, ...]) -> Extracted:
+    found = _without_thoughts(text, blocks(text), defines, tags)
     if block := _choose(found, defines):
         return Extracted(code=block.code)
     if found:
-        tags = ", ".join(sorted({block.tag[:20] for block in found}))
-        return Extracted(reason=f"no Python code block: only {tags}"[:200])
+        languages = ", ".join(sorted({block.tag[:20] for block in found}))
+        return Extracted(reason=f"no Python code block: only {languages}"[:200])
     return Extracted(reason="no code block")
 
 
-def _without_thoughts(text: str, found: Sequence[Block], defines: str) -> Sequence[Block]:
+def _without_thoughts(text: str, found: Sequence[Block], defines: str, tags: tuple[Tags, ...]) -> Sequence[Block]:
     """The blocks of the answer, in a text whose reasoning the prompt may have opened. A program, or prose behind it, may also
-    hold the text `</think>`: it ends the reasoning only if an answer follows, or if it stands on its own line outside of code."""
+    hold a closing tag such as `</think>`: it ends the reasoning only if an answer follows, or if it stands on its own line
+    outside of code."""
     inside = iter(found)
     block = next(inside, None)
-    for tag in _THINK_END.finditer(text):
+    for tag in closing_pattern(tags).finditer(text):
         while block is not None and block.end <= tag.start():
             block = next(inside, None)
         is_code, is_alone = block is not None and block.start <= tag.start(), tag[1] is not None
@@ -155,7 +145,7 @@ def _defines(block: Block, name: str) -> bool:
     return re.search(definition, block.code, re.MULTILINE) is not None
 
 
-def _from_prefill(completion: str, prefill: str, defines: str) -> Extracted:
+def _from_prefill(completion: str, prefill: str, defines: str, tags: tuple[Tags, ...]) -> Extracted:
     """A prefill may itself open a block; then the block decides. Otherwise a fence can only end the code, unless the
     completion starts over in a block of its own."""
     opened = blocks(prefill)
@@ -165,5 +155,5 @@ def _from_prefill(completion: str, prefill: str, defines: str) -> Extracted:
         return Extracted(code=block.code, open_ended=not block.closed)
     border = next((fence.start() for fence in _FENCE.finditer(completion) if _indent(fence) <= _DEEPEST_FENCE), None)
     if border is not None and not completion[:border].strip():
-        return _from_blocks(completion, defines)
+        return _from_blocks(completion, defines, tags)
     return Extracted(code=prefill + completion[:border], open_ended=True)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from reward.kinds.thoughts import KNOWN, Tags
 from reward.sandbox.sandbox import Sandbox
 from rollout.ledger.records import Finish, Verdict
 
@@ -26,6 +27,7 @@ class Defaults:
     memory_limit_mb: int = 1024
     credit: str = "all"
     truncated_reward: float = 0.0
+    reasoning: tuple[Tags, ...] = KNOWN  # the tags around reasoning, which is no part of an answer
     parts: Mapping[str, Any] = field(default_factory=dict)  # further parts of every reward, by name
 
 
@@ -39,6 +41,10 @@ class Answer:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
     finish: Finish = Finish.STOP
     tokens: int | None = None  # of the completion; None where only its text is known, as in a file
+
+    @property
+    def text(self) -> str:
+        return self.prefill + self.completion
 
 
 class Resources(Protocol):

@@ -21,7 +21,7 @@ from rollout.prompts.decoder import digest_of_file, digest_of_model, write_whole
 from rollout.prompts.render import Renderer
 from rollout.prompts.sources import Reader, read_problems
 
-FORMAT = "kestrel-prompts-3"
+FORMAT = "kestrel-prompts-4"
 CHECKSUM_BYTES = 4
 log = logging.getLogger("queue")
 

@@ -1,5 +1,6 @@
 """Turns problems into prompts: the model's chat template renders a problem as text, and its tokenizer encodes the text."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from jinja2 import TemplateError
 from conf.schema import DataConfig
 from rollout.ledger.records import Prompt
 from rollout.prompts.problems import Problem, ProblemError
+
+OPENED_REASONING = re.compile(r"[<\[◁][^<>\[\]◁▷/]{0,20}(?:think|thought|reasoning)[^<>\[\]◁▷/]{0,20}[>\]▷]\s*\Z", re.IGNORECASE)
 
 # All errors that the code inside a chat template may raise.
 TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -61,7 +64,7 @@ class Renderer:
             id=problem.id,
             tokens=np.array(tokens, dtype=np.int32),
             task=problem.task,
-            prefill=problem.prefill,
+            prefill=_opened_reasoning(text) + problem.prefill if problem.raw is None else problem.prefill,
             text=problem.text,
             metadata=problem.metadata,
         )
@@ -83,6 +86,12 @@ class Renderer:
             raise ProblemError(
                 f"{where}: the model's chat template refuses it (roles: {roles}): {type(error).__name__}: {error}"
             ) from error
+
+
+def _opened_reasoning(text: str) -> str:
+    """The tag with which a chat template itself opens the reasoning, such as `<think>`: for a judge it begins the answer."""
+    found = OPENED_REASONING.search(text)
+    return found[0] if found else ""
 
 
 def load_tokenizer(model_path: str) -> Any:

@@ -212,6 +212,35 @@ def test_settings_of_the_chat_template_reach_it(tmp_path, tokenizer):
     assert words(found.tokens).endswith("numbers return")
 
 
+@pytest.mark.parametrize(
+    ("end", "prefill"),
+    [
+        ("<think>\n", "<think>\nreturn"),
+        ("<think>\n\n</think>\n\n", "return"),
+        ("<|assistant|>\n", "return"),
+        ("[THINK]", "[THINK]return"),
+    ],
+)
+def test_reasoning_that_the_template_opens_begins_the_answer_for_the_judge(tmp_path, tokenizer, end, prefill):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, unk_token="?")
+    tokenizer.chat_template = TEMPLATE + "{{ " + json.dumps(end) + " }}"
+    (found,) = load_prompts([write(tmp_path / "a.jsonl", problem(prefill="return"))], tokenizer, 100).usable
+    assert found.prefill == prefill
+
+
+def test_text_of_a_prompt_is_what_the_problem_asks(tmp_path, tokenizer):
+    file = write(tmp_path / "a.jsonl", problem(), with_messages(*CONVERSATION) | {"id": "q"}, problem(id="r", raw=True))
+    first, conversation, raw = (one.text for one in read_problems([file]))
+    assert first == raw == "add two numbers"
+    assert conversation.startswith("system: ") and "\n\nuser: " in conversation
+    assert load_prompts([file], tokenizer, 100).usable[0].text == first
+
+
+def test_list_of_kinds_is_one_task(tmp_path, tokenizer):
+    file = write(tmp_path / "a.jsonl", problem(task=[TASK, TASK]))
+    assert load_prompts([file], tokenizer, 100).usable[0].task == {"parts": [TASK, TASK]}
+
+
 def test_users_own_reader_gives_the_rows(tokenizer):
     def rows(source):
         yield problem(id=f"{source}-1", task={"kind": "calls", "tests": ({"args": (np.int64(3),), "expected": np.float32(0.5)},)})
