@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from conf.compose.load import as_yaml
+from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from conf.user_code import changes
 from launch.allocation import Allocation, allocation_of, planned_nodes
@@ -56,6 +57,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
             for line in changes(config, run_dir) if resumed else ():
                 screen.say(line)
             write()
+            keep_description(config, run_dir)
             RunKeys.create(run_dir)
             size = _size(config, allocation.nodes)
             screen.say(f"{'resuming' if resumed else 'run'} {run_dir}: {size}, logs in {run_dir / LOGS}")

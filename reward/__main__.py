@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from conf.compose.load import read_run
+from conf.compose.model_description import description_of
 from conf.schema import ConfigError
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
         with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
             pass
-        decode_tokens = decoder(config.model.path, arguments.run / "prompts")
+        decode_tokens = decoder(str(description_of(config, arguments.run)), arguments.run / "prompts")
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
         holder = f"{arguments.name}-{secrets.token_hex(4)}"  # new at each start, so that the leases of a dead judge lapse
         judge = Judge(

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from conf.compose.load import read_run
+from conf.compose.model_description import description_of
 from conf.schema import ConfigError, RunConfig
 from rollout.engine_process import Engine, EngineSettings
 from rollout.exit_codes import CANNOT_START
@@ -67,7 +68,7 @@ def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namesp
     """The server of this rank."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     return EngineSettings(
-        model=Path(config.model.path),
+        model=description_of(config, arguments.run),
         host=own_address(arguments.queue),
         port=arguments.engine_port + PORTS_PER_ENGINE * local_rank,
         log_file=arguments.run / "logs" / f"engine-{number}.log",

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from conf.compose.load import read_run
+from conf.compose.model_description import description_of
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import layout_of
 from rollout.ledger.records import Batch
@@ -37,7 +38,6 @@ from trainer.ranks import Control, FirstFailure, LeaderFailed
 from trainer.step import Figures, Stopwatch, train_step
 
 log = logging.getLogger("trainer")
-DESCRIPTION = "model_description"  # in the run's folder: the model's folder without its weights
 EXPECTED = (ConfigError, KeysError, PackingError, QueueError, TimeoutError, TrainingError)
 """Errors whose message says what is wrong and what to do."""
 
@@ -54,8 +54,6 @@ class Trainer:
         self.queue = QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if control.is_leader else None
         self.policy = load_policy(config, self.mesh)
         self.algorithm = load_algorithm(algo, run_dir)
-        if trainer.save_hf and control.is_leader:  # the model's folder may be gone at the end of the run
-            hf_weights.copy_description(Path(config.model.path), run_dir / DESCRIPTION)
         checkpoints = Checkpoints(run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept)
         pusher = Pusher(
             self.policy,
@@ -129,9 +127,8 @@ class Trainer:
     def finish(self) -> None:
         self.saver.wait()
         if self.config.trainer.save_hf:
-            hf_weights.save(
-                self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=self.run_dir / DESCRIPTION
-            )
+            description = description_of(self.config, self.run_dir)
+            hf_weights.save(self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=description)
         if self.queue is not None:
             summary = {"steps": self.feed.version, "queue": self.queue.status()}
             (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from conf.compose.model_description import copy_description
 from conf.shapes import QUANTISED, Layout, ModelError, ModelShape
 from trainer.megatron.families import Cut, Placement, piece_ranges, placements
 from trainer.megatron.model import bare
@@ -27,7 +28,6 @@ from trainer.process_groups import Mesh
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
 class HfTensor(NamedTuple):
@@ -183,7 +183,7 @@ def save(
 ) -> None:
     """Writes a Hugging Face folder: weights from the model, everything else from `description`. All ranks call it.
 
-    description: a folder that `copy_description` made; the model's own folder may be gone by now. The written folder appears
+    description: the model's folder without its weights (conf/compose/model_description.py). The written folder appears
     under its name only when it is complete, and replaces one that is there already.
     """
     gather_parameters(chunks)
@@ -241,14 +241,6 @@ def _write_tensors(
         if len(pending) == len(files[file]):
             save_file(pending, folder / file, metadata={"format": "pt"})
             pending = {}
-
-
-def copy_description(source: Path, target: Path) -> None:
-    """Copies every file of a model's folder but its weights: configuration, tokenizer, chat template, generation settings."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
-            shutil.copy(path, target / path.name)
 
 
 def _write_metadata(folder: Path, description: Path, files: dict[str, list[HfTensor]], dtype: torch.dtype) -> None:
