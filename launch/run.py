@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.compose.load import as_yaml
+from conf.compose.check import notes_on_resume
+from conf.compose.load import as_yaml, read_run
 from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from conf.user_code import changes
@@ -54,7 +55,7 @@ def execute(config: RunConfig, run_dir: Path, *, write: Callable[[], None], resu
         with locked_run_dir(run_dir, patience_s=patience_s, say=screen.say):
             check_run_dir(run_dir, resumed=resumed)  # again: another launcher may have used the folder meanwhile
             began_at = newest_version(run_dir / CHECKPOINTS)
-            for line in changes(config, run_dir) if resumed else ():
+            for line in (*changes(config, run_dir), *notes_on_resume(read_run(run_dir), config)) if resumed else ():
                 screen.say(line)
             write()
             keep_description(config, run_dir)

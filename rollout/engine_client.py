@@ -14,7 +14,6 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
@@ -72,12 +71,6 @@ class FleetError(EngineError):
     def __init__(self, failures: Mapping[str, EngineError], results: Mapping[str, Any]) -> None:
         super().__init__("; ".join(str(error) for error in failures.values()))
         self.failures, self.results = dict(failures), dict(results)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelInfo:
-    model: str  # path of the model folder
-    version: int
 
 
 class EngineClient:
@@ -138,16 +131,12 @@ class EngineClient:
         await self._control("/abort_request", {"rid": rid}, deadline_s=deadline_s)
 
     async def healthy(self, *, deadline_s: float = 10.0) -> bool:
-        """Whether the server generates. It does not answer while paused: ask `model_info` then."""
+        """Whether the server generates. It does not answer while paused."""
         try:
             status, _ = await self._send("GET", "/health", None, deadline_s=deadline_s, headers=self._headers)
         except (EngineGone, EngineTimeout):
             return False
         return status == 200
-
-    async def model_info(self, *, deadline_s: float = CONTROL_S) -> ModelInfo:
-        body = await self._json("GET", "/model_info", None, deadline_s=deadline_s, headers=self._headers)
-        return ModelInfo(model=body["model_path"], version=int(body["weight_version"]))
 
     # Pause and cache
 
@@ -242,14 +231,6 @@ class EngineClient:
         body = await self._checked("/weights_checker", {"action": "checksum"}, deadline_s=deadline_s)
         ranks = sorted(body["ranks"], key=lambda rank: rank["parallelism_info"][0]["tp_rank"])
         return [rank["checksums"] for rank in ranks]
-
-    async def reset_weights(self, *, deadline_s: float = CONTROL_S) -> None:
-        """Fills every parameter with random numbers: what a push then leaves untouched shows in the checksums."""
-        await self._checked("/weights_checker", {"action": "reset_tensors"}, deadline_s=deadline_s)
-
-    async def slow_down(self, sleep_s: float | None, *, deadline_s: float = CONTROL_S) -> None:
-        """Makes each forward pass take longer, so that tests can act in the middle of a completion."""
-        await self._control("/slow_down", {"forward_sleep_time": sleep_s}, deadline_s=deadline_s)
 
     # Transport
 

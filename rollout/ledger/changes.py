@@ -128,13 +128,3 @@ class Durable:
 
 Change = Admitted | Extended | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Stopped | Durable
 CHANGES: dict[str, type] = {kind.__name__: kind for kind in Change.__args__}
-
-
-def outlives(change: Change, durable: Durable) -> bool:
-    """Returns whether an earlier change is still needed because its group or its batch is not forgotten."""
-    match change:
-        case Admitted() | Extended() | Graded() | Dropped():
-            return change.group not in durable.forgotten
-        case Taken():
-            return change.step >= durable.totals.oldest_step
-    return False

@@ -224,7 +224,7 @@ class Journal:
         self._db.execute(ROWS, (len(rows),))
 
     def _forget(self, durable: Durable) -> None:
-        """Deletes all changes that do not outlive this one (`changes.outlives`)."""
+        """Deletes every change but those whose group or batch is not forgotten."""
         deleted = self._db.execute("DELETE FROM changes WHERE group_index IS NULL AND step IS NULL").rowcount
         deleted += self._db.execute("DELETE FROM changes WHERE step < ?", (durable.totals.oldest_step,)).rowcount
         groups = [(group,) for group in durable.forgotten]

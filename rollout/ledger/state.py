@@ -156,19 +156,6 @@ class LedgerState:
             stopped=self.stopped,
         )
 
-    def comparable(self) -> dict[str, Any]:
-        """The whole state, to compare a ledger with its replay."""
-        return {
-            "totals": self.totals(oldest_step=self.oldest_step, trained_tokens=self.trained_tokens),
-            "groups": self.groups,
-            "taken": self.taken,
-            "untaken": list(self.untaken),
-            "ready": self.ready,
-            "batches": self.batches,
-            "evals": self.evals,
-            "dead": sorted(self.dead),
-        }
-
     def counts(self) -> dict[str, Any]:
         """Counts for the status. Recorded tokens = trained + waiting + dropped. Lost tokens were reported but never recorded."""
         tokens = {index: group.tokens for index, group in self.groups.items()}

@@ -21,6 +21,7 @@ from rollout.engine_client import EngineClient
 from rollout.ledger.records import Batch, EngineInfo, Trajectory, Verdict
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
+from tests.rollout.engine_controls import slow_down
 from tests.rollout.fake_engine import VOCABULARY, next_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ class Stage:
         self.client.published(version, engines)
 
     def slow_down(self, engine: EngineInfo, token_s: float) -> None:
-        self.ask(engine, lambda client: client.slow_down(token_s))
+        self.ask(engine, slow_down, token_s)
 
     def ask(self, engine: EngineInfo, call: Callable, *arguments: object) -> None:
         async def run() -> None:

@@ -22,6 +22,7 @@ from rollout.engine_client import (
     FleetError,
 )
 from tests.ports import free_port
+from tests.rollout.engine_controls import version_of
 from tests.rollout.fake_engine import FakeEngine, next_token
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -184,12 +185,12 @@ def test_users_key_generates_but_does_not_control() -> None:
     with_fake(test, api_key="user", admin_api_key="admin")
 
 
-def test_health_waits_while_paused_but_model_info_answers() -> None:
+def test_health_waits_while_paused_but_the_version_is_told() -> None:
     async def test(_: FakeEngine, client: EngineClient) -> None:
         assert await client.healthy()
         await client.pause()
         assert not await client.healthy(deadline_s=0.1)
-        assert (await client.model_info()).version == 5
+        assert await version_of(client) == 5
 
     with_fake(test, version="5")
 
@@ -266,7 +267,7 @@ def test_a_fleet_calls_all_engines_at_once_and_names_those_that_failed() -> None
         present += 1
         while present < 3:  # ends only if all three calls run together
             await asyncio.sleep(0.001)
-        return (await client.model_info()).version
+        return await version_of(client)
 
     async def run() -> None:
         engines = [FakeEngine(port=free_port(), version=str(version)) for version in range(3)]

@@ -32,6 +32,7 @@ from rollout.engine_process import (
     remove_left_scratch,
 )
 from tests.ports import free_port
+from tests.rollout.engine_controls import version_of
 from tests.rollout.fake_engine import FAKE_LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def test_it_starts_serves_and_stops(settings: Callable[..., EngineSettings], sta
         await engine.wait_ready(DEADLINE_S)
         async with engine.client() as client:
             await client.pause()
-            return (await client.model_info()).version
+            return await version_of(client)
 
     assert asyncio.run(use()) == UNPUSHED
     assert engine.alive()

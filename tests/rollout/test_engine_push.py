@@ -19,6 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rollout.engine_client import UNPUSHED, EngineClient, EngineFleet, EngineTimeout, FleetError, Generated
 from rollout.engine_process import Engine, EngineSettings
 from tests.ports import free_port
+from tests.rollout.engine_controls import reset_weights, slow_down, version_of
 from trainer.push import weight_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -183,7 +184,7 @@ def checksums(fleet: EngineFleet) -> list[list[dict[str, str]]]:
 
 
 def test_engines_start_without_weights_and_say_so(engines: list[Engine], fleet: EngineFleet) -> None:
-    assert {info.version for info in fleet.call(lambda client: client.model_info()).values()} == {UNPUSHED}
+    assert set(fleet.call(version_of).values()) == {UNPUSHED}
     assert set(complete(engines[0], 4).versions.tolist()) == {UNPUSHED}
 
 
@@ -206,7 +207,7 @@ def test_each_token_of_a_completion_that_spans_a_push_carries_the_version_that_s
     before, after = model(seed=2), model(seed=3)
     push(fleet, named(before), version=2)
     count = 40
-    fleet.call(lambda client: client.slow_down(0.05))
+    fleet.call(lambda client: slow_down(client, 0.05))
     calls = fleet.submit(
         lambda client: client.generate(
             PROMPT, {"temperature": 0.0}, rid="spans", max_new_tokens=count, stop_token_ids=[], deadline_s=CALL_S
@@ -214,7 +215,7 @@ def test_each_token_of_a_completion_that_spans_a_push_carries_the_version_that_s
     )
     time.sleep(0.6)
     push(fleet, named(after), version=3)
-    fleet.call(lambda client: client.slow_down(None))
+    fleet.call(lambda client: slow_down(client, None))
     for answer in fleet.wait(calls).values():
         cut = int((answer.versions == 2).sum())
         assert 0 < cut < count
@@ -246,11 +247,11 @@ def test_abort_returns_what_was_sampled_and_a_stop_token_is_part_of_the_completi
     async def ask() -> tuple[Generated, Generated]:
         async with engines[0].client() as client:
             stopped = await generate(client, "stopped", [stop])
-            await client.slow_down(0.05)
+            await slow_down(client, 0.05)
             aborted = asyncio.create_task(generate(client, "aborted", []))
             await asyncio.sleep(0.6)
             await client.abort("aborted")
-            await client.slow_down(None)
+            await slow_down(client, None)
             return stopped, await aborted
 
     stopped, aborted = asyncio.run(ask())
@@ -271,7 +272,7 @@ def test_two_stages_push_through_a_group_each(fleet: EngineFleet) -> None:
     parts = [weight_group.expected_checksums(stage) for stage in stages]
     expected = [parts[0][0] | parts[1][0]]
     assert checksums(fleet) == [expected, expected]
-    assert {info.version for info in fleet.call(lambda client: client.model_info()).values()} == {4}
+    assert set(fleet.call(version_of).values()) == {4}
 
 
 def test_one_bucket_may_mix_types(fleet: EngineFleet) -> None:
@@ -287,7 +288,7 @@ def test_one_bucket_may_mix_types(fleet: EngineFleet) -> None:
 def test_a_tensor_left_out_of_a_push_shows_in_the_checksums(fleet: EngineFleet) -> None:
     made = model(seed=6)
     expected = weight_group.expected_checksums(named(made))[0]
-    fleet.call(lambda client: client.reset_weights())
+    fleet.call(reset_weights)
     push(fleet, [(name.replace("layers.1.mlp.down", "layers.1.mlp.dwon"), tensor) for name, tensor in named(made)], 6)
     for (found,) in checksums(fleet):
         assert {name for name in expected if found[name] != expected[name]} == {"model.layers.1.mlp.down_proj.weight"}
@@ -300,7 +301,7 @@ def test_a_wrong_shape_fails_and_the_engine_keeps_its_old_version(fleet: EngineF
             send(fleet, group, "bad", [("model.norm.weight", torch.ones(65))])
         fleet.call(lambda client: client.end_weight_update(7))
         fleet.call(lambda client: client.continue_())
-    assert {info.version for info in fleet.call(lambda client: client.model_info()).values()} == {7}
+    assert set(fleet.call(version_of).values()) == {7}
 
 
 TRAINER = """

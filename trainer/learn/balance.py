@@ -69,17 +69,6 @@ class Balance:
     padding: I64  # [dp, n], padding among these tokens
     costs: F64  # [dp, n]
 
-    @property
-    def padding_fraction(self) -> float:
-        """The share of padding among all tokens that go through the model."""
-        return float(self.padding.sum() / self.tokens.sum())
-
-    @property
-    def imbalance(self) -> float:
-        """How much longer the busiest rank computes than the mean of the ranks: 0.03 is 3%."""
-        ranks = self.costs.sum(1)
-        return float(ranks.max() / ranks.mean() - 1)
-
 
 def balance(lengths: I64, *, capacity: Capacity, dp: int, cost: CostModel) -> Balance:
     """Divides sequences of `lengths` [n], n >= 1. Raises PackingError if one is longer than a microbatch may be."""

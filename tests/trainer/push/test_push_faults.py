@@ -15,6 +15,7 @@ from aiohttp import web
 from conf.shapes import Layout
 from rollout.engine_client import EngineClient
 from rollout.ledger.records import EngineInfo
+from tests.rollout.engine_controls import version_of
 from tests.rollout.fake_engine import FakeEngine, answer, serve
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
@@ -134,7 +135,7 @@ async def checksums(engines: list[EngineInfo]) -> list[dict[str, str]]:
     found = []
     for info in engines:
         async with EngineClient(info.url) as client:
-            assert (await client.model_info()).version == 2
+            assert await version_of(client) == 2
             found += await client.checksum()
     return found
 
