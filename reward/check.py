@@ -30,6 +30,7 @@ from reward.kinds.kind import Answer
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
+from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import Verdict
 from rollout.prompts.problems import Problem, ProblemError, parse_line, problem_of
@@ -118,8 +119,8 @@ def grade_all(
     attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
 ) -> Iterator[GradedCompletion]:
     """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
-    sandboxes, places = Sandboxes(slots, settings), Slots(slots, most_waiting=0)
-    lent = Lent(sandboxes=sandboxes, slots=places, cancelled=lambda: False)
+    sandboxes, services = Sandboxes(slots, settings), Services()
+    lent = Lent(sandboxes=sandboxes, services=services, slots=Slots(slots, most_waiting=0), cancelled=lambda: False)
 
     def one(attempt: Attempt) -> GradedCompletion:
         try:
@@ -138,6 +139,7 @@ def grade_all(
             yield from pool.map(one, attempts)
     finally:
         sandboxes.close()
+        services.close()
 
 
 def as_answer(program: str) -> str:

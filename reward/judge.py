@@ -27,6 +27,7 @@ from reward.judge_stats import Figures
 from reward.kinds.kind import Answer
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
+from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import GradingWork, Heard, Position, Verdict
 from rollout.queue.client import QueueTimeout, Refused
@@ -88,6 +89,7 @@ class Judge:
         self._defaults = defaults
         self._slots = Slots(slots, MOST_WAITING)
         self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
+        self._services = Services()
         self._connect = connect
         self._lease_s = lease_s
         self._stall_s = stall_s
@@ -122,6 +124,7 @@ class Judge:
             for thread in self._graders:
                 thread.join(timeout=DRAIN_S)
             self._sandboxes.close()
+            self._services.close()
             self._outcomes.put(None)
             reporter.join(timeout=DRAIN_S)
             log.info("%s ends: %s", self.holder, self.figures.line())
@@ -237,7 +240,8 @@ class Judge:
 
     def _grade(self, work: GradingWork, reward: Reward) -> Verdict:
         with self._lock:
-            lent = Lent(sandboxes=self._sandboxes, slots=self._slots, cancelled=self._held[work.position].is_set)
+            cancelled = self._held[work.position].is_set
+        lent = Lent(sandboxes=self._sandboxes, services=self._services, slots=self._slots, cancelled=cancelled)
         began_s = time.monotonic()
         for attempt in range(SANDBOX_TRIES):
             try:

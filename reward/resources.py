@@ -2,15 +2,20 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from reward.jail.limits import Cancelled
+from reward.kinds.endpoint import Endpoint
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
+from reward.services import Services
 
 ASK_S = 0.2  # a slot that waits for a sandbox checks this often whether it is still wanted
+
+T = TypeVar("T")
 
 
 class Sandboxes:
@@ -92,6 +97,7 @@ class Lent:
     """What one completion gets (`reward/kinds/kind.py:Resources`)."""
 
     sandboxes: Sandboxes
+    services: Services
     slots: Slots
     cancelled: Callable[[], bool]
 
@@ -100,3 +106,7 @@ class Lent:
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.slots.waiting()
+
+    def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        with self.slots.waiting():
+            return self.services.ask(endpoint, data, read, self.cancelled)

@@ -14,6 +14,8 @@ from conf.schema import ConfigError, RunConfig
 from reward.grade import Part, Reward
 from reward.kinds.asserts import read_asserts_task
 from reward.kinds.calls import read_calls_task
+from reward.kinds.http import read_http_task
+from reward.kinds.judge_model import read_judge_task
 from reward.kinds.kind import Defaults, Task, TaskError
 from reward.kinds.stdio import read_stdio_task
 from reward.kinds.thoughts import Tags, read_tags
@@ -24,6 +26,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "calls": read_calls_task,
     "stdio": read_stdio_task,
     "asserts": read_asserts_task,
+    "http": read_http_task,
+    "judge": read_judge_task,
 }
 
 DEFAULTS = Defaults()

@@ -1,4 +1,4 @@
-"""Shows on the screen what the workers and the trainer write into their logs about failures, as soon as they write it."""
+"""Shows on the screen what workers, judges and the trainer write into their logs about failures, as soon as they write it."""
 
 import re
 import time
@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ ([A-Z]+) (.*?)(; the end of .*)?$", re.MULTILINE)
-"""A record in the logging format of worker and trainer. Its first line says what failed and why."""
+"""A record in the logging format of worker, judge and trainer. Its first line says what failed and why."""
 
-LEVELS: Mapping[str, Set[str]] = {"worker-*.log": {"ERROR"}, "trainer-*.log": {"WARNING", "ERROR"}}
+LEVELS: Mapping[str, Set[str]] = {"worker-*.log": {"ERROR"}, "judge-*.log": {"ERROR"}, "trainer-*.log": {"WARNING", "ERROR"}}
 REPEAT_S = 60.0  # the same message of a process is shown this often
 LONGEST = 500
 

@@ -5,14 +5,17 @@ reads one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from reward.kinds.endpoint import Endpoint
 from reward.kinds.thoughts import KNOWN, Tags
 from reward.sandbox.sandbox import Sandbox
 from rollout.ledger.records import Finish, Verdict
+
+T = TypeVar("T")
 
 
 class TaskError(ValueError):
@@ -57,6 +60,11 @@ class Resources(Protocol):
     def waiting(self) -> AbstractContextManager[None]:
         """To be held while the task waits for something outside of the judge, such as a service: the judge then grades another
         completion in the meantime. Do not hold it together with a sandbox."""
+        ...
+
+    def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        """What `read` makes of a service's answer; the judge grades another completion in the meantime. Waits for as long as the
+        service cannot be reached. Raises BadAnswer if its answers to this item are never what `read` accepts, and Cancelled."""
         ...
 
     def cancelled(self) -> bool:

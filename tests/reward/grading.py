@@ -1,14 +1,17 @@
 """Grades a completion by one task in one sandbox, as a judge would."""
 
 import contextlib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from reward.grade import Part, Reward
 from reward.grade import grade as grade_reward
+from reward.kinds.endpoint import Endpoint
 from reward.kinds.kind import Answer, Task
 from reward.sandbox.sandbox import Sandbox
+from reward.services import Services
 from rollout.ledger.records import Verdict
 
 
@@ -26,6 +29,28 @@ class OneSandbox:
 
     def cancelled(self) -> bool:
         return self.lent.cancelled()
+
+    def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], Any]) -> Any:
+        raise AssertionError(f"{endpoint.url} is asked where a sandbox is enough")
+
+
+@dataclass(frozen=True)
+class OnlyServices:
+    """The resources of a judge that asks services and never needs a sandbox."""
+
+    services: Services
+
+    def sandbox(self) -> AbstractContextManager[Sandbox]:
+        raise AssertionError("a sandbox is lent where a service is enough")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def cancelled(self) -> bool:
+        return False
+
+    def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], Any]) -> Any:
+        return self.services.ask(endpoint, data, read, self.cancelled)
 
 
 def grade(task: Task, completion: str, *, sandbox: Sandbox, **answer: Any) -> Verdict:

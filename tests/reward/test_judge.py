@@ -17,6 +17,7 @@ from reward.kinds.kind import Answer, Resources
 from reward.task import Defaults
 from rollout.ledger.records import Finish, GradingWork, Heard, Position, RecordError, Verdict
 from rollout.queue.client import QueueTimeout
+from tests.reward.http_server import serving
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 RIGHT, WRONG = "    return x * x\n", "    return x\n"
@@ -165,6 +166,24 @@ def test_the_configuration_is_what_a_task_gets_where_it_is_silent() -> None:
     with Running(judge_for(queue, credit="fraction")):
         wait_for(lambda: queue.told)
     assert queue.told[0].reward == 0.5
+
+
+def test_judge_of_two_slots_has_many_completions_at_a_slow_service_and_grades_code_meanwhile() -> None:
+    meet = threading.Barrier(20, timeout=30.0)  # the service answers when 20 requests are there
+
+    def answer(body: Any) -> tuple[int, Any]:
+        meet.wait()
+        return 200, {"items": [item["data"] for item in body["items"]]}
+
+    with serving(answer) as server:
+        asks = [work(group, "x", {"kind": "http", "url": server.url, "data": group, "batch": 1}) for group in range(20)]
+        queue = Queue(*asks[:19], *(work(group, RIGHT) for group in range(20, 24)))
+        with Running(judge_for(queue)):
+            wait_for(lambda: len(queue.told) == 4)
+            assert all(queue.told[group].reward == 1.0 for group in range(20, 24))
+            queue.waiting.append(asks[19])
+            wait_for(lambda: len(queue.told) == 24)
+    assert [queue.told[group].reward for group in range(20)] == [float(group) for group in range(20)]
 
 
 def test_a_truncated_completion_is_not_run() -> None:
