@@ -25,8 +25,11 @@ FULL_VERSIONS = {
 
 
 def examine(case: Case, *, fast: bool) -> Iterator[tuple[str, Finding]]:
-    """The findings in the order of the checks. The slow checks run in parallel."""
-    chosen = [check for check in CHECKS if (check.fast if fast else check.name not in FULL_VERSIONS)]
+    """The findings in the order of the checks: all of them, or those of a launch. The slow checks run in parallel."""
+    return _findings(case, [c for c in CHECKS if (c.fast or c.name in INPUT_CHECKS if fast else c.name not in FULL_VERSIONS)])
+
+
+def _findings(case: Case, chosen: Sequence[Check[Case]]) -> Iterator[tuple[str, Finding]]:
     with ThreadPoolExecutor() as pool:
         waiting = {check.name: pool.submit(check.run, case) for check in chosen if not check.fast}
         for check in chosen:
@@ -47,9 +50,9 @@ def check_inputs(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSp
 
 
 def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec], say: Callable[[str], None]) -> None:
-    """Runs the fast checks. Prints warnings; failures refuse the start. Raises ConfigError."""
+    """Runs the fast checks, after `check_inputs`. Prints warnings; failures refuse the start. Raises ConfigError."""
     try:
-        findings = list(examine(gather(config, run_dir, processes), fast=True))
+        findings = list(_findings(gather(config, run_dir, processes), [check for check in CHECKS if check.fast]))
     except DoctorError as error:
         raise ConfigError(f"the nodes cannot be examined: {error}") from error
     if failed := [line(finding) for _, finding in findings if finding.level is Level.FAILURE]:
