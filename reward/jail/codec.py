@@ -142,16 +142,21 @@ def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
         return int(body, 16)
     if tag == "__float__":
         return float(body)
+    if tag == "__complex__":
+        return complex(*map(_decode_real, body))
     if not isinstance(body, list):
         raise CodecError(f"{tag} must hold a list, got {type(body).__name__}")
     items = [decode(item, depth + 1) for item in body]
-    if tag == "__complex__":
-        return complex(*items)
     if tag == "__tuple__":
         return tuple(items)
     if tag == "__dict__":
         return {key: item for key, item in items}
     return frozenset(items) if tag == "__frozenset__" else set(items)
+
+
+def _decode_real(data: Any) -> float:
+    """One part of a complex number: nothing else may be decoded here, because a set must not be built of hostile data."""
+    return float(data["__float__"] if isinstance(data, dict) and len(data) == 1 and "__float__" in data else data)
 
 
 def equals(data: Any, expected: object) -> bool:
@@ -179,24 +184,24 @@ def equals(data: Any, expected: object) -> bool:
     return bool((decode(data) if isinstance(data, dict) else data) == expected)
 
 
-def in_json(data: Any, depth: int = 0) -> Any:
+def in_json(data: Any, depth: int = 0, *, whole_floats: bool = False) -> Any:
     """What `json` would have made of the value that `data` stands for: tuples are lists, keys are strings, and a whole float is
-    an int, as 1.0 and 1 are the same number there. Sets and bytes stay what they are."""
+    an int, as 1.0 and 1 are the same number there (`whole_floats` leaves it). Sets and bytes stay what they are."""
     if depth > MAX_DEPTH:
         raise CodecError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(data, float):
-        return int(data) if data.is_integer() else data
+        return int(data) if data.is_integer() and not whole_floats else data
     if isinstance(data, list):
-        return [in_json(item, depth + 1) for item in data]
+        return [in_json(item, depth + 1, whole_floats=whole_floats) for item in data]
     if not isinstance(data, dict):
         return data
     if (items := _body(data, "__tuple__")) is not None:
-        return [in_json(item, depth + 1) for item in items]
+        return [in_json(item, depth + 1, whole_floats=whole_floats) for item in items]
     if (pairs := _body(data, "__dict__")) is not None and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         data = {key if isinstance(key, str) else json.dumps(key): item for key, item in pairs}
     elif len(data) == 1 and next(iter(data)) in _TAGS:
         return data
-    return {key: in_json(item, depth + 1) for key, item in data.items()}
+    return {key: in_json(item, depth + 1, whole_floats=whole_floats) for key, item in data.items()}
 
 
 def truth(data: Any) -> bool:
@@ -204,6 +209,16 @@ def truth(data: Any) -> bool:
     if isinstance(data, dict) and len(data) == 1 and (tag := next(iter(data))) in _TAGS:
         return bool(decode(data) if tag in _SCALAR_TAGS else data[tag])
     return bool(data)
+
+
+def is_close(got: float, expected: float, tolerance: float) -> bool:
+    """Whether a number is the expected one within a tolerance, both absolute and relative to the expected number. Relative to the
+    larger of the two, a huge number would be close to everything."""
+    try:
+        is_there = abs(got - expected) <= tolerance * max(1.0, abs(expected)) and math.isfinite(expected)
+    except OverflowError:  # an int too big for a float
+        return got == expected
+    return is_there or got == expected or (math.isnan(got) and math.isnan(expected))
 
 
 def is_near(data: Any, expected: float, tolerance: float) -> bool:
@@ -253,7 +268,7 @@ def _scalar_matches(data: Any, expected: object, tolerance: float | None) -> boo
             return False
         data = decode(data)
     if tolerance is not None and _is_number(data) and _is_number(expected):
-        return data == expected or (isinstance(expected, float) and _close(data, expected, tolerance))
+        return data == expected or (isinstance(expected, float) and is_close(data, expected, tolerance))
     if type(data) is not type(expected):
         return False
     return data == expected or encode(data) == encode(expected)  # the latter for NaN
@@ -261,13 +276,6 @@ def _scalar_matches(data: Any, expected: object, tolerance: float | None) -> boo
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _close(left: float, right: float, tolerance: float) -> bool:
-    try:
-        return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(left) and math.isnan(right))
-    except OverflowError:  # an int too big for a float
-        return left == right
 
 
 def _canonical(data: Any, depth: int = 0, *, loose: bool = False) -> bytes:
@@ -288,4 +296,6 @@ def _canonical(data: Any, depth: int = 0, *, loose: bool = False) -> bytes:
         data = int(data) if loose and data.is_integer() else data + 0.0
     elif loose and isinstance(data, bool):
         data = int(data)
-    return json.dumps(data, sort_keys=True).encode("ascii")
+    if isinstance(data, dict):
+        return json.dumps(data, sort_keys=True).encode("ascii")
+    return repr(data).encode("ascii", "backslashreplace")

@@ -84,6 +84,8 @@ class ForkSteps(Steps):
         super().__init__()
         self._files = [self.add("dup3", 0, target, 0)[1] for target in JOB_FDS[:files]]
         self.add("close_range", first_unused_fd(files), (1 << 31) - 1, 0)
+        self.add("close", 2)  # a file that jobs share would carry its flags from one to the next
+        self.add("openat", -100, b"/dev/null", os.O_WRONLY, 0)  # -100: AT_FDCWD
         self.add("setsid")  # `kill(0, 9)` reaches the whole process group, in whatever pid namespace its members are
         self.add("unshare", linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
         self.add("mount", b"job", b"/tmp", b"tmpfs", FOLDER_FLAGS, folder_options(limits.disk_bytes).encode())

@@ -36,7 +36,7 @@ class raises:
 class approx:
     """A number, or a list, tuple or dict of numbers, that equals what is near."""
 
-    def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
         self.expected, self.rel, self.abs = expected, rel, abs
 
     def __eq__(self, other: object) -> bool:
@@ -53,7 +53,9 @@ class approx:
     def _near(self, other: object, expected: Any) -> bool:
         if isinstance(other, bool) or not isinstance(other, int | float) or not isinstance(expected, int | float):
             return bool(other == expected)
-        return math.isclose(other, expected, rel_tol=self.rel, abs_tol=self.abs)
+        relative = (1e-6 if self.abs is None else 0.0) if self.rel is None else self.rel
+        allowed = max(relative * abs(expected), 1e-12 if self.abs is None else self.abs)
+        return other == expected or (abs(other - expected) <= allowed and math.isfinite(expected))
 
 
 class Row(tuple[Any, ...]):

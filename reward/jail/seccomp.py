@@ -5,8 +5,10 @@ What is not listed fails with EPERM. Left out on purpose, each for a reason that
 - new processes (fork, vfork, clone without CLONE_THREAD, exec), so that a job is one process and its memory limit holds;
 - namespaces, mounts, capabilities, ids, ptrace, bpf, io_uring, keyctl, userfaultfd, perf, pidfd, other processes' memory;
 - sockets other than an AF_UNIX pair (asyncio needs one), and sendmsg, which can carry open files;
-- memory that no limit counts: memfd, System V and POSIX shared memory, and sockets with larger buffers (setsockopt);
-- channels between jobs over shared read-only files: file locks, leases, inotify, mincore.
+- memory that no limit counts: memfd, System V and POSIX shared memory, shared memory without a file, and sockets with larger
+  buffers (setsockopt);
+- channels between jobs over shared read-only files: file locks, leases, inotify, and what tells or changes whether a page of a
+  file is in memory (mincore, preadv2, fadvise64).
 
 Filters only add up, and installing a long one costs a job more than forking. So a zygote confines itself to what its jobs and
 itself need (`zygote_program`), once; each job inherits that and adds a short filter that takes away what only the zygote needs
@@ -25,15 +27,15 @@ from reward.jail import linux
 # name, number on x86-64, number on arm64 ("-": the call does not exist there)
 _ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
-    preadv2 327 286, pwritev2 328 287, lseek 8 62, close 3 57, close_range 436 436, open 2 -, openat 257 56,
+    lseek 8 62, close 3 57, close_range 436 436, open 2 -, openat 257 56,
     openat2 437 437, access 21 -, faccessat 269 48, faccessat2 439 439, stat 4 -, lstat 6 -, fstat 5 80,
     newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44, getdents 78 -, getdents64 217 61, getcwd 79 17,
     chdir 80 49, fchdir 81 50, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, rename 82 -,
     renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, readlink 89 -,
     readlinkat 267 78, chmod 90 -, fchmod 91 52, fchmodat 268 53, truncate 76 45, ftruncate 77 46, fallocate 285 47,
     utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, umask 95 166, dup 32 23, dup2 33 -, dup3 292 24,
-    pipe 22 -, pipe2 293 59, fsync 74 82, fdatasync 75 83, fadvise64 221 223, sendfile 40 71, copy_file_range 326 285,
-    splice 275 76, tee 276 77, mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233, brk 12 214,
+    pipe 22 -, pipe2 293 59, fsync 74 82, fdatasync 75 83, sendfile 40 71, copy_file_range 326 285,
+    splice 275 76, tee 276 77, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233, brk 12 214,
     msync 26 227, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20,
     epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd 284 -, eventfd2 290 19, sendto 44 206,
     recvfrom 45 207, shutdown 48 210, getsockname 51 204, getpeername 52 205,
@@ -68,6 +70,8 @@ _ZYGOTES = """
 """
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
+_MMAP = (9, 222)
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20  # MAP_SHARED_VALIDATE has the bit of MAP_SHARED too
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW* flag, the time namespace included
 
@@ -106,7 +110,7 @@ def only_zygotes(machine: str) -> dict[str, int]:
 def program(machine: str) -> list[Instruction]:
     """All that holds a job on `machine` (as `platform.machine()` calls it)."""
     column, _ = _arch(machine)
-    code = [*_head(machine), *_clone3(column), *_clone(column)]
+    code = [*_head(machine), *_clone3(column), *_clone(column), *_mmap(column)]
     for name in _CHOSEN:
         code += _chosen(name, column)
     return code + _search(_borders(allowed(machine).values()), inside=False)
@@ -114,7 +118,7 @@ def program(machine: str) -> list[Instruction]:
 
 def zygote_program(machine: str) -> list[Instruction]:
     column, _ = _arch(machine)
-    code = [*_head(machine), *_clone3(column)]
+    code = [*_head(machine), *_clone3(column), *_mmap(column)]
     for name in _CHOSEN:
         code += [] if name == "prctl" else _chosen(name, column)
     also = (_CLONE[column], _CHOSEN["prctl"][0][column], *only_zygotes(machine).values())
@@ -140,6 +144,12 @@ def _clone3(column: int) -> list[Instruction]:
 def _clone(column: int) -> list[Instruction]:
     body: list[Instruction] = [_load(_OFFSET_ARGS), (_JSET_K, 2, 0, _CLONE_NEW_ANY), (_JSET_K, 0, 1, _CLONE_THREAD)]
     return _when(_CLONE[column], [*body, _ret(_RET_ALLOW), _ret(_RET_ERRNO | errno.EPERM)])
+
+
+def _mmap(column: int) -> list[Instruction]:
+    """Everything but shared memory without a file, which stays in use when it is no longer resident."""
+    refused = [(_JSET_K, 0, 2, _MAP_ANONYMOUS), (_JSET_K, 0, 1, _MAP_SHARED), _ret(_RET_ERRNO | errno.EPERM)]
+    return _when(_MMAP[column], [_load(_OFFSET_ARGS + 8 * 3), *refused, _ret(_RET_ALLOW)])
 
 
 def _chosen(name: str, column: int) -> list[Instruction]:

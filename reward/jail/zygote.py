@@ -38,7 +38,7 @@ from reward.jail.limits import EXIT, NUMBER, Limits
 del sys.path[0]
 
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")
 MESSAGE_BYTES = 1 << 16
 FILES_SPACE = socket.CMSG_SPACE(4 * len(confine.JOB_FDS))
 MAX_STEPS = 256  # kept, one for each set of limits

@@ -171,19 +171,20 @@ class AssertsGrader:
         if not isinstance(frame, End):
             return frame
         whose = "" if frame.of_partner else "the tests: "
-        self.usage.asleep_s += frame.asleep_s
-        self._stop()
+        self._stop(frame.asleep_s)
         reason = bad_end(frame, allowance, self.usage) or "the program ended itself"
         if frame.ending in (Ending.ASLEEP, Ending.STARVED):
             raise Spoilt(reason)
         return whose + reason
 
-    def _stop(self) -> None:
+    def _stop(self, asleep_s: float | None = None) -> None:
         candidate, tests = self.candidate, self.tests
         self.candidate = self.tests = None
+        if tests is not None and candidate is not None:
+            self.usage.asleep_s += tests.asleep_s(candidate) if asleep_s is None else asleep_s
         with suppress(SandboxError):  # the verdict does not depend on it
             if tests is not None:
-                tests.stop()
+                self.usage.tests_cpu_s += tests.stop().cpu_s
             if candidate is not None:
                 end = candidate.stop()
                 self.usage.cpu_s += end.cpu_s

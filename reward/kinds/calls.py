@@ -111,7 +111,11 @@ class CallCheck:
             return self.says.holds(data)
         expected = self.says.expected
         if self.as_json:
-            data, expected = codec.in_json(data), codec.decode(codec.in_json(codec.encode(expected)))
+            has_tolerance = self.tolerance is not None  # which applies to an expected 3.0, and to no expected 3
+            data, expected = (
+                codec.in_json(data),
+                codec.decode(codec.in_json(codec.encode(expected), whole_floats=has_tolerance)),
+            )
         return codec.matches(data, expected, self.tolerance)
 
 

@@ -112,8 +112,11 @@ def read_text(value: object, where: str) -> str:
 
 
 def read_tolerance(data: Mapping[str, Any]) -> float | None:
-    tolerance = data.get("tolerance")
-    return None if tolerance is None else read_positive(tolerance, "tolerance")
+    if data.get("tolerance") is None:
+        return None
+    if (tolerance := read_positive(data["tolerance"], "tolerance")) >= 1:
+        raise TaskError(f"task.tolerance: {tolerance:g} is relative too, so that 0 would pass for any number: give less than 1")
+    return tolerance
 
 
 def read_positive(value: object, name: str) -> float:
@@ -123,6 +126,8 @@ def read_positive(value: object, name: str) -> float:
 
 
 def read_entry_point(name: object) -> str:
+    """A function's name, or a method's as `Solution.solve` or `Solution().solve`."""
+    name = name.replace("().", ".") if isinstance(name, str) else name
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
         raise TaskError(f"task.entry_point: {name!r} must name a function, or a method as in 'Solution.solve'")
     return name

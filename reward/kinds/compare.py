@@ -5,8 +5,9 @@ each line must be the same (a bracket or a comma is a token of its own), but whe
 may differ from it by the tolerance. An expected integer, such as 1000000007, must be printed exactly.
 """
 
-import math
 import re
+
+from reward.jail import codec
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _SEPARATOR = re.compile(r"[\[\](){},;:=]")
@@ -41,4 +42,4 @@ def _close_token(got: str, expected: str, tolerance: float) -> bool:
         return True
     if _INTEGER.fullmatch(expected) or not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return False
-    return math.isclose(float(got), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+    return codec.is_close(float(got), float(expected), tolerance)

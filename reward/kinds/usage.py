@@ -23,6 +23,7 @@ class Usage:
     cpu_limit_s: float
     memory_bytes: int
     cpu_s: float = 0.0
+    tests_cpu_s: float = 0.0  # in a jail of their own
     asleep_s: float = 0.0
     retries: int = 0
     timed_out: bool = False
@@ -34,7 +35,7 @@ class Usage:
 
     def used_up(self, *, running_cpu_s: float = 0.0) -> str:
         """Why the completion may run no further test, or nothing. A job that still runs has used `running_cpu_s`."""
-        if self.cpu_s + running_cpu_s >= self.cpu_limit_s:
+        if max(self.cpu_s + running_cpu_s, self.tests_cpu_s) >= self.cpu_limit_s:
             reason = f"the completion's {self.cpu_limit_s:g} CPU-seconds were used up"
         elif self.asleep_s >= 2 * self.may_sleep_s:
             reason = f"the completion slept for {self.asleep_s:.3g} s in all"

@@ -24,6 +24,7 @@ NAP_S = 0.05  # a new job is first read after this time: most have ended by then
 CLOCK_S = 0.1  # time between two checks of a job's clocks and memory
 STARVED_FACTOR = 40.0  # the CPU limit times this is the cap on wall time, whatever the host does
 STARVED_S = 10.0  # added to that cap
+READ_BYTES = 1 << 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -68,6 +69,7 @@ class Job:
         self._pid = 0  # on this host; known once the job is confined
         self._is_new = True
         self._started_s = self._confined_s = time.monotonic()
+        self._left_s = 0.0  # when it was last waited for
         channel.setblocking(False)
 
     @property
@@ -87,7 +89,7 @@ class Job:
         that ends by itself is for the job to notice."""
         if (frame := self.take_frame()) is not None:
             return frame
-        ending, culprit = self._pump(allowance, frame=True, partner=partner)
+        ending, culprit = self._watch(allowance, frame=True, partner=partner)
         frame = self.take_frame()
         if frame is not None and ending is None:
             return frame
@@ -99,7 +101,7 @@ class Job:
 
     def wait_end(self, allowance: Allowance) -> End:
         """Waits for the job to end by itself, or ends it."""
-        ending, _ = self._pump(allowance, frame=False)
+        ending, _ = self._watch(allowance, frame=False)
         return self._finish(ending or Ending.EXITED)
 
     def stop(self) -> End:
@@ -127,6 +129,10 @@ class Job:
         except OSError:  # over, and not yet reported
             return 0.0
 
+    def asleep_s(self, partner: "Job") -> float:
+        """How long it and the job that it talks to have both slept since they were confined."""
+        return _asleep_s([self, partner])
+
     def release(self) -> None:
         """Gives up what is held here for the job."""
         if self._channel is not None:
@@ -136,9 +142,20 @@ class Job:
             os.close(self._output_fd)
             self._output_fd = None
 
-    def _pump(self, allowance: Allowance, *, frame: bool, partner: "Job | None" = None) -> tuple[Ending | None, "Job"]:
-        """Moves bytes until a frame has come (if asked for) or a job is over; None, or why it has to be ended; and which."""
+    def _watch(self, allowance: Allowance, *, frame: bool, partner: "Job | None" = None) -> tuple[Ending | None, "Job"]:
+        """Waits for a job, and leaves out of its sleep how long it had to wait for the judge since the last time."""
         jobs = [self] if partner is None else [self, partner]
+        for job in jobs:
+            if job._left_s:
+                job._confined_s += time.monotonic() - job._left_s
+        try:
+            return self._pump(jobs, allowance, frame=frame)
+        finally:
+            for job in jobs:
+                job._left_s = time.monotonic()
+
+    def _pump(self, jobs: "list[Job]", allowance: Allowance, *, frame: bool) -> tuple[Ending | None, "Job"]:
+        """Moves bytes until a frame has come (if asked for) or a job is over; None, or why it has to be ended; and which."""
         cpu_began_s = [job.cpu_s() for job in jobs]
         self._nap(jobs)
         self._await_confinement(jobs)
@@ -162,7 +179,7 @@ class Job:
                 return Ending.STARVED, jobs[-1]
             _move(jobs, CLOCK_S)
             for job in jobs:
-                if len(job._output) > job._output_bytes or job._frame_bytes() > allowance.answer_bytes:
+                if len(job._output) > job._output_bytes or job._said_bytes() > allowance.answer_bytes:
                     return Ending.FLOOD, job
             if time.monotonic() - looked_s > CLOCK_S:
                 looked_s = time.monotonic()
@@ -194,7 +211,7 @@ class Job:
         if self._output_fd is None:
             return
         try:
-            data = os.read(self._output_fd, 1 << 16)
+            data = os.read(self._output_fd, READ_BYTES)
         except BlockingIOError:
             return
         self._output += data
@@ -210,7 +227,7 @@ class Job:
             self._receive_first()
             return
         try:
-            data = self._channel.recv(1 << 16)
+            data = self._channel.recv(READ_BYTES)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -257,6 +274,10 @@ class Job:
     def _frame_bytes(self) -> int:
         """The announced length of the next frame; 0 where none has begun."""
         return int(struct.unpack("<I", self._incoming[:4])[0]) if len(self._incoming) >= 4 else 0
+
+    def _said_bytes(self) -> int:
+        """What it has said, or says that it will, beyond what one read may bring along."""
+        return max(self._frame_bytes(), len(self._incoming) - 2 * READ_BYTES)
 
     def _finish(self, ending: Ending) -> End:
         """Makes sure that the job is dead, collects what it left, and gives up everything held for it."""

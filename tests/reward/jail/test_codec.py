@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import Counter, OrderedDict, namedtuple
 from enum import IntEnum
 
@@ -10,7 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.jail.codec import CodecError, decode, dumps, encode, loads, matches, same, shorten
+from reward.jail.codec import (
+    CodecError,
+    decode,
+    dumps,
+    encode,
+    equals,
+    is_close,
+    is_near,
+    loads,
+    matches,
+    same,
+    shorten,
+    truth,
+)
 
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
@@ -175,6 +189,33 @@ def test_members_with_one_hash_cost_the_judge_little(tag: str) -> None:
     assert not matches(wire, expected)
     assert not matches(wire, 5)
     assert not matches([wire], [{1: 2}])
+
+
+@pytest.mark.timeout(5)
+def test_a_complex_number_is_two_real_ones_and_no_set_is_built_of_its_parts() -> None:
+    for wire in ({"__complex__": [{"__set__": COLLIDING}]}, {"__complex__": [{"__dict__": [[n, n] for n in COLLIDING]}, 1]}):
+        for judge in (matches, equals):
+            with pytest.raises(CodecError):
+                judge(wire, 5)
+        with pytest.raises(CodecError):
+            truth(wire)
+        with pytest.raises(CodecError):
+            is_near(wire, 5, 1)
+    assert decode(encode(complex("nan-infj"))).imag == float("-inf")
+
+
+@pytest.mark.timeout(5)
+def test_a_member_of_a_set_costs_the_judge_little_however_long_it_is() -> None:
+    began_s = time.process_time()
+    assert not matches({"__set__": [[0] * 500_000]}, {1})
+    assert time.process_time() - began_s < 1.0
+
+
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.floats(1e-12, 0.99))
+def test_closeness_is_relative_to_the_expected_number_alone(got: float, expected: float, tolerance: float) -> None:
+    bound = tolerance * max(1, abs(expected))
+    near = got == expected or (math.isfinite(expected) and abs(got - expected) <= bound)
+    assert is_close(got, expected, tolerance) is near
 
 
 @pytest.mark.parametrize(

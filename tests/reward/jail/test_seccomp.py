@@ -71,7 +71,7 @@ def test_numbers_agree_with_the_kernel_headers(machine: str) -> None:
 def test_listed_calls_pass_and_the_others_do_not(machine: str) -> None:
     allowed = set(seccomp.allowed(machine).values())
     special = {numbers[0 if machine == "x86_64" else 1] for numbers, *_ in seccomp._CHOSEN.values()}
-    special |= {56, 220, 435}
+    special |= {56, 220, 435, 9, 222}
     for number in set(range(600)) - special:
         assert run(machine, number) == (ALLOW if number in allowed else EPERM), number
 
@@ -106,6 +106,14 @@ def test_another_architecture_is_killed_and_x32_refused() -> None:
 )
 def test_some_calls_depend_on_an_argument(number: int, argument: int, value: int, result: int) -> None:
     assert run("x86_64", number, *([0] * argument), value) == result
+
+
+def test_memory_is_shared_through_a_file_only() -> None:
+    private, shared, validated, anonymous = 0x02, 0x01, 0x03, 0x20
+    for flags, result in ((private, ALLOW), (private | anonymous, ALLOW), (shared, ALLOW)):
+        assert run("x86_64", 9, 0, 0, 0, flags) == result
+    for flags in (shared | anonymous, validated | anonymous):
+        assert run("x86_64", 9, 0, 0, 0, flags) == EPERM
 
 
 def test_an_unknown_machine_is_refused() -> None:

@@ -45,6 +45,11 @@ def test_a_tolerance_is_for_decimal_numbers(got: str, expected: str, equal: bool
     assert same_output(got, expected, 1e-6) is equal
 
 
+@pytest.mark.parametrize(("got", "tolerance"), [("1e300", 0.9), ("8", 0.5), ("-1e9", 0.999)])
+def test_a_huge_number_is_not_near_because_it_is_huge(got: str, tolerance: float) -> None:
+    assert not same_output(got, "4.0", tolerance)
+
+
 @pytest.mark.parametrize("number", ["1", "1.", ".1", "1e1"])
 def test_the_time_of_a_comparison_grows_with_the_length_and_no_faster(number: str) -> None:
     digits = number.replace("1", "1" * (1 << 20))

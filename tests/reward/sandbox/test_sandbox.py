@@ -152,6 +152,48 @@ def test_output_beyond_what_is_kept_ends_the_job(sandbox: Sandbox) -> None:
     assert len(end.output) == 1 << 20
 
 
+FILLS_THE_CHANNEL = "import os\nos.write(3, b'\\2\\0\\0\\0{}')\nwhile True: os.write(3, bytes(1 << 20))"
+
+
+def test_what_nobody_reads_from_a_job_ends_it(sandbox: Sandbox) -> None:
+    assert run(FILLS_THE_CHANNEL, sandbox).ending is Ending.FLOOD
+    task = parse_task({"kind": "asserts", "entry_point": "f", "tests": ["y = f(2)\nassert y == 4"]})
+    code = "def f(x):\n    " + FILLS_THE_CHANNEL.replace("\n", "\n    ")
+    assert grade(task, f"```\n{code}\n```", sandbox=sandbox).reason == "test 0: wrote more than the test asks for"
+
+
+def test_a_job_learns_nothing_from_the_flags_of_its_open_files(sandbox: Sandbox) -> None:
+    code = "import fcntl\nfor fd in 0, 1, 2, 3:\n    print(f := fcntl.fcntl(fd, 3))\n    fcntl.fcntl(fd, 4, f | 0o6000)"
+    assert run(code, sandbox).output == run(code, sandbox).output
+
+
+def test_no_device_gives_memory_that_stays_in_use_unseen(sandbox: Sandbox) -> None:
+    lines = ("import mmap", "print(open('/dev/zero'))", "mmap.mmap(-1, 4096)")
+    for line in lines[1:]:
+        assert run(f"import mmap\n{line}\nprint('BREACH')", sandbox).output == b""
+    assert run("import mmap\nprint(len(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)))", sandbox).output == b"4096\n"
+
+
+def test_time_that_the_judge_takes_for_itself_is_no_sleep_of_the_job(sandbox: Sandbox) -> None:
+    job = sandbox.start(Limits())
+    call = {"args": [1], "kwargs": {}}
+    job.send({"kind": "calls", "code": "def f(x): return x", "setup": "", "trim": False, "entry_point": "f", "calls": 2})
+    for expected in (b'{"ok":null}', b'{"ok":1}', b'{"ok":1}'):
+        assert job.wait_frame(Allowance(cpu_s=1, asleep_s=0.5)) == expected
+        time.sleep(0.6)
+        job.send(call)
+    job.stop()
+
+
+def test_units_of_tests_cannot_sleep_for_longer_than_one_completion_may(sandbox: Sandbox) -> None:
+    code = "import os, time\ndef f(x):\n    time.sleep(1.2)\n    os._exit(0)"
+    units = [f"y = f({index})\nassert y == 4" for index in range(9)]
+    task = parse_task({"kind": "asserts", "entry_point": "f", "credit": "fraction", "cpu_limit_s": 0.2, "tests": units})
+    verdict = grade(task, f"```\n{code}\n```", sandbox=sandbox)
+    assert verdict.parts["timed_out"] == 1.0
+    assert verdict.wall_s < 9 * 1.2
+
+
 def test_jobs_run_side_by_side_in_one_sandbox(sandbox: Sandbox) -> None:
     first, second = sandbox.start(Limits()), sandbox.start(Limits())
     for job, word in ((first, "one"), (second, "two")):
