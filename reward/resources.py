@@ -2,9 +2,9 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from reward.jail.limits import Cancelled
@@ -19,39 +19,51 @@ T = TypeVar("T")
 
 
 class Sandboxes:
-    """At most `count` sandboxes, started when they are first needed and kept warm. Each is lent to one thread at a time."""
+    """At most `count` sandboxes with the same packages, started when they are first needed and kept warm. Each is lent to one
+    thread at a time."""
 
     def __init__(self, count: int, settings: Settings | None = None) -> None:
-        self._settings = settings
-        self._idle: queue.LifoQueue[Sandbox | None] = queue.LifoQueue()  # None: one that was not started yet
+        self._count = count
+        self._settings = settings or Settings()
+        self._idle: dict[Sequence[str], queue.LifoQueue[Sandbox | None]] = {}  # by packages; None: one that was not started yet
         self._started: list[Sandbox] = []
-        for _ in range(count):
-            self._idle.put(None)
+        self._lock = threading.Lock()  # guards `_idle`
 
     @contextmanager
-    def lend(self, cancelled: Callable[[], bool]) -> Iterator[Sandbox]:
-        """Raises Cancelled while none is free, and SandboxError."""
-        sandbox = self._take(cancelled)
+    def lend(self, cancelled: Callable[[], bool], packages: Sequence[str] = ()) -> Iterator[Sandbox]:
+        """A sandbox with these packages, or with those of the settings. Raises Cancelled while none is free, and SandboxError."""
+        packages = tuple(packages or self._settings.packages)
+        idle = self._idle_with(packages)
+        sandbox = _take(idle, cancelled)
         try:
             if sandbox is None:
-                sandbox = Sandbox(self._settings).__enter__()
+                sandbox = Sandbox(replace(self._settings, packages=packages)).__enter__()
                 self._started.append(sandbox)
             sandbox.cancelled = cancelled
             yield sandbox
         finally:
-            self._idle.put(sandbox)
+            idle.put(sandbox)
 
     def close(self) -> None:
         for sandbox in self._started:
             sandbox.close()
 
-    def _take(self, cancelled: Callable[[], bool]) -> Sandbox | None:
-        while not cancelled():
-            try:
-                return self._idle.get(timeout=ASK_S)
-            except queue.Empty:
-                continue
-        raise Cancelled
+    def _idle_with(self, packages: Sequence[str]) -> "queue.LifoQueue[Sandbox | None]":
+        with self._lock:
+            if packages not in self._idle:
+                self._idle[packages] = queue.LifoQueue()
+                for _ in range(self._count):
+                    self._idle[packages].put(None)
+            return self._idle[packages]
+
+
+def _take(idle: "queue.LifoQueue[Sandbox | None]", cancelled: Callable[[], bool]) -> Sandbox | None:
+    while not cancelled():
+        try:
+            return idle.get(timeout=ASK_S)
+        except queue.Empty:
+            continue
+    raise Cancelled
 
 
 class Slots:
@@ -101,8 +113,8 @@ class Lent:
     slots: Slots
     cancelled: Callable[[], bool]
 
-    def sandbox(self) -> AbstractContextManager[Sandbox]:
-        return self.sandboxes.lend(self.cancelled)
+    def sandbox(self, packages: Sequence[str] = ()) -> AbstractContextManager[Sandbox]:
+        return self.sandboxes.lend(self.cancelled, packages)
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.slots.waiting()

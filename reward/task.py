@@ -17,6 +17,7 @@ from reward.kinds.calls import read_calls_task
 from reward.kinds.http import read_http_task
 from reward.kinds.judge_model import read_judge_task
 from reward.kinds.kind import Defaults, Task, TaskError
+from reward.kinds.math import read_math_task
 from reward.kinds.stdio import read_stdio_task
 from reward.kinds.thoughts import Tags, read_tags
 
@@ -26,6 +27,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "calls": read_calls_task,
     "stdio": read_stdio_task,
     "asserts": read_asserts_task,
+    "math": read_math_task,
     "http": read_http_task,
     "judge": read_judge_task,
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from reward.jail import harness
+from reward.jail import harness, math_equality
 
 TIMES = 24  # Python specialises what has run some ten times
 _CODE = "def f(x):\n    return x * x\n"
@@ -36,6 +36,9 @@ _EXAMPLES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 
 def run_every_kind(runners: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     """Uses file descriptors 0, 1, CHANNEL_FD and LINK_FD, and leaves them open on nothing."""
+    if "math_verify" in sys.modules:
+        for truth, answer in math_equality.EXAMPLES:
+            math_equality.compare(truth, answer)
     modules = dict(sys.modules)
     for _ in range(TIMES):
         for kind, (from_judge, over_link) in _EXAMPLES.items():

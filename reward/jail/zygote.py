@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))
-from reward.jail import candidate_objects, confine, harness, linux, seccomp, tester, warm_up
+from reward.jail import candidate_objects, confine, harness, linux, math_equality, seccomp, tester, warm_up
 from reward.jail.limits import EXIT, NUMBER, Limits
 
 del sys.path[0]
@@ -44,7 +44,13 @@ FILES_SPACE = socket.CMSG_SPACE(4 * len(confine.JOB_FDS))
 MAX_STEPS = 256  # kept, one for each set of limits
 RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
 CONFINED = harness.frame({"confined": True})
-RUNNERS = {"stdio": harness.run_script, "calls": harness.serve_calls, "candidate": candidate_objects.run, "tests": tester.run}
+RUNNERS = {
+    "stdio": harness.run_script,
+    "calls": harness.serve_calls,
+    "candidate": candidate_objects.run,
+    "tests": tester.run,
+    "math": math_equality.run,
+}
 ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "", "LANG": "C"}
 OOM_SCORE = "500"  # when the host runs out of memory, its kernel takes a job before it takes a judge
 

@@ -5,7 +5,7 @@ reads one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -53,8 +53,9 @@ class Answer:
 class Resources(Protocol):
     """What a judge lends to a task while it grades one completion."""
 
-    def sandbox(self) -> AbstractContextManager[Sandbox]:
-        """Lends one of the judge's warm sandboxes. It may take a while until one is free."""
+    def sandbox(self, packages: Sequence[str] = ()) -> AbstractContextManager[Sandbox]:
+        """Lends one of the judge's warm sandboxes, with these packages, or with those of the setting `reward.packages`. It may
+        take a while until one is free."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:

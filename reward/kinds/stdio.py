@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from reward.jail import codec
-from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, SandboxError
+from reward.jail.limits import OUTPUT_BYTES
 from reward.kinds.code_task import CodeTask, read_object, read_shared, read_text, read_tolerance
 from reward.kinds.compare import same_output
 from reward.kinds.extract import Extracted
 from reward.kinds.kind import Defaults
-from reward.kinds.usage import INFRASTRUCTURE_RETRIES, Usage, bad_end, json_object, retry_or_raise
-from reward.sandbox.job import Job
+from reward.kinds.usage import Usage, bad_end, json_object, run_to_end
 from reward.sandbox.sandbox import Sandbox
 
 
@@ -45,30 +44,20 @@ class StdioTask(CodeTask):
 
     def _why_not(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> str:
         """Why the test does not pass, or nothing."""
-        job, end, allowance = self._run(test, extracted, sandbox, usage)
+        job, end, allowance = run_to_end(
+            sandbox,
+            usage,
+            self.program(extracted, "stdio"),
+            test_cpu_limit_s=self.test_cpu_limit_s,
+            stdin=test.input.encode(),
+            output_bytes=OUTPUT_BYTES + len(test.output.encode()),
+        )
         if reason := bad_end(end, allowance, usage) or _reported_error(job.take_frame()):
             return reason
         output = end.output.decode("utf-8", "replace")
         if same_output(output, test.output, self.tolerance):
             return ""
         return f"printed {codec.shorten(output)}, expected {codec.shorten(test.output)}"
-
-    def _run(self, test: StdioTest, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> tuple[Job, End, Allowance]:
-        """One run of the program, repeated where the host may have starved it."""
-        stdin, output_bytes = test.input.encode(), OUTPUT_BYTES + len(test.output.encode())
-        while True:
-            allowance = usage.allowance(self.test_cpu_limit_s)
-            job = sandbox.start(usage.limits(output_bytes=output_bytes), stdin=stdin)
-            try:
-                job.send(self.program(extracted, "stdio"))
-                end = job.wait_end(allowance)
-            except SandboxError as error:
-                retry_or_raise(error, usage)
-                continue
-            usage.add(end)
-            if end.ending not in (Ending.ASLEEP, Ending.STARVED) or usage.retries >= INFRASTRUCTURE_RETRIES:
-                return job, end, allowance
-            usage.retries += 1
 
 
 def read_stdio_task(data: Mapping[str, Any], defaults: Defaults) -> StdioTask:

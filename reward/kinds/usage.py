@@ -1,11 +1,14 @@
 """What one completion has used, and the rules that all graders share: limits, retries, how an end is told."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
+from reward.sandbox.job import Job
+from reward.sandbox.sandbox import Sandbox
 
 INFRASTRUCTURE_RETRIES = 1
 """A run that was starved of CPU, or that slept for too long, is repeated this often. Then it counts as a failure, so code cannot
@@ -75,6 +78,31 @@ class Spoilt(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def run_to_end(
+    sandbox: Sandbox,
+    usage: Usage,
+    program: Mapping[str, Any],
+    *,
+    test_cpu_limit_s: float,
+    stdin: bytes = b"",
+    output_bytes: int = OUTPUT_BYTES,
+) -> tuple[Job, End, Allowance]:
+    """One job from start to end, repeated where the host may have starved it."""
+    while True:
+        allowance = usage.allowance(test_cpu_limit_s)
+        job = sandbox.start(usage.limits(output_bytes=output_bytes), stdin=stdin)
+        try:
+            job.send(dict(program))
+            end = job.wait_end(allowance)
+        except SandboxError as error:
+            retry_or_raise(error, usage)
+            continue
+        usage.add(end)
+        if end.ending not in (Ending.ASLEEP, Ending.STARVED) or usage.retries >= INFRASTRUCTURE_RETRIES:
+            return job, end, allowance
+        usage.retries += 1
 
 
 def json_object(frame: bytes) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def jail_settings(settings: Settings, environment: dict[str, str]) -> dict[str, 
 
 
 def package_paths(packages: tuple[str, ...]) -> list[str]:
-    """Where the packages lie, with the shared libraries that wheels put beside them."""
+    """Where the packages lie, with the shared libraries and the metadata that wheels put beside them."""
     paths: list[str] = []
     for name in packages:
         spec = find_spec(name)
@@ -64,7 +64,8 @@ def package_paths(packages: tuple[str, ...]) -> list[str]:
             raise SandboxUnavailable(f"package {name!r} is to be offered to jobs but is not installed here")
         origin = Path(spec.origin)
         place = origin.parent if spec.submodule_search_locations else origin
-        paths += [str(path) for path in (place, place.with_name(f"{name}.libs")) if path.exists()]
+        beside = (place.with_name(f"{name}.libs"), *place.parent.glob(f"{name}*.dist-info"))
+        paths += [str(path) for path in (place, *beside) if path.exists()]
     return paths
 
 

@@ -174,7 +174,8 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_S)
         script = _BUBBLEWRAP if self.kind == "bubblewrap" else _JAIL
-        command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(script), str(theirs.fileno())]
+        keep_compiled = [] if self.settings.packages else ["-B"]  # compiling sympy takes seconds
+        command = [sys.executable, "-s", "-S", "-P", *keep_compiled, "-X", "utf8", str(script), str(theirs.fileno())]
         search = [str(Path(path).parent) for path in package_paths(self.settings.packages)]
         environment = {
             "PYTHONHASHSEED": "0",  # sets of strings iterate alike in every job: same completion, same verdict

@@ -1,7 +1,7 @@
 """Grades a completion by one task in one sandbox, as a judge would."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class OneSandbox:
 
     lent: Sandbox
 
-    def sandbox(self) -> AbstractContextManager[Sandbox]:
+    def sandbox(self, packages: Sequence[str] = ()) -> AbstractContextManager[Sandbox]:
         return contextlib.nullcontext(self.lent)
 
     def waiting(self) -> AbstractContextManager[None]:
