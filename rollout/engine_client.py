@@ -1,4 +1,4 @@
-"""The HTTP calls of SGLang 0.5.23. No other file knows them, but for the answer to a generation request (`engine_answer.py`).
+"""The HTTP calls of SGLang 0.5.23. No other file knows them; `engine_answer.py` knows the answer to a generation request.
 
 `EngineClient` is one server's client for asyncio: the rollout worker generates through it. `EngineFleet` drives the
 control calls of several servers from a thread of its own, so that the trainer can ask all engines to receive a bucket

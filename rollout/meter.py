@@ -41,7 +41,7 @@ class Meter:
     def sums(self) -> dict[str, float]:
         """Idle: no request in flight. A request that waits out a push is in flight.
 
-        Abandoned tokens are an estimate, since nobody was told of them: their requests' seconds at the speed of all others.
+        Abandoned tokens are an estimate, because engines do not report them: their requests' seconds at the speed of others.
         """
         idle_s = self._idle_s + (self._clock() - self._turned_s if self._in_flight == 0 else 0.0)
         return {

@@ -204,7 +204,7 @@ class _Context:
             # The value must be the same in trainer and engines, and SGLang's default is 0.
             share = [node.visible[gpu] if node.visible else str(gpu) for gpu in share_gpus]
             env |= {"CUDA_VISIBLE_DEVICES": ",".join(share), "NCCL_CUMEM_ENABLE": "0"}
-        if self.single_node:  # nobody on another machine has any business with these ports
+        if self.single_node:  # no other machine uses these ports
             env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         return env
 

@@ -52,7 +52,7 @@ class Protocol:
     """How a closed-loop benchmark shares out prefill, and what an overfull cache costs it."""
 
     prefill_share: float  # share of other requests' prefill that delays a request's tokens, when there are many chunks
-    chunk_loss: float  # chunks of a wave whose prefill nobody sees while decoding
+    chunk_loss: float  # chunks of a wave whose prefill does not delay decoding
     output_exponent: float  # longer outputs drift further out of step with one another
     retraction: float  # slowing of an oversubscribed engine, by the share of the context that is output
 

@@ -1,4 +1,4 @@
-"""What a real run's folder says of its speed: its configuration and the metrics of its steps. Files are read here alone."""
+"""The speed of a real run: its configuration and the metrics of its steps, read from its folder. Files are read only here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is asked of the simulator beside the run's own settings and `plan.*`, and the scenario that both make."""
+"""The simulator's own options, and the scenario that they make with the run's settings and `plan.*`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class SimulatedSegment(Segment):
         self.runs = runs
 
     def digest(self, _offset: int) -> int:
-        return 0  # nobody reports a simulated one twice
+        return 0  # a simulated segment is never reported twice
 
 
 def segment(runs: Sequence[Run], finish: Finish, engine: str) -> SimulatedSegment:

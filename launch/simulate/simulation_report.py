@@ -1,4 +1,4 @@
-"""What came of a simulated run: figures, and the text that shows them."""
+"""The result of a simulated run: figures, and the text that shows them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

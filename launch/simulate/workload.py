@@ -1,4 +1,4 @@
-"""What there is to generate and to grade. The work of a group depends on its index alone, so every system gets the same."""
+"""What a simulated run generates and grades. The work of a group depends on its index alone, so every system gets the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Programs that are not ours, each started with a fault mended that it has here: torchrun and SGLang's server."""
+"""Starts torchrun and SGLang's server, which are not ours, each with a fix for a fault that it has here."""
