@@ -17,7 +17,9 @@ from reward.kinds.thoughts import KNOWN, Tags, closing_pattern, end_of_thoughts,
 MAX_CODE_BYTES = 1 << 19
 _PYTHON_TAG = re.compile(r"(?:i?python|pypy|pycon|py|sage)[\d.]*(?![a-z\d_])|.*\.py$")
 _LONGEST_TAG = 100
-_FENCE = re.compile(r"^([ \t]*)(`{3,}(?=[^`\n]*$)|~{3,})(.*)$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(?:([^`\s][^`\n]*)(?=`))?(`{3,}(?=[^`\n]*$)|~{3,})(.*)$", re.MULTILINE)
+_LIST_ITEM = re.compile(r"(?:[-*+]|\d{1,3}[.)])[ \t]+")
+_NO_TAG = re.compile(r"[^\w\s{.]|\.(?!\w)|[ \t]+\S+[ \t]")  # text behind a fence that is no tag
 _DEEPEST_FENCE = 3  # blanks before a fence; with more it is a line of an indented text, such as a docstring (CommonMark)
 
 
@@ -67,7 +69,7 @@ def blocks(text: str) -> list[Block]:
     opening: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opening is None:
-            opening = fence
+            opening = fence if _opens(fence) else None
         elif _closes(fence, opening):
             found.append(_block(text, opening, fence.start(), closed=True))
             opening = None
@@ -76,8 +78,18 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+def _opens(fence: re.Match[str]) -> bool:
+    """Behind other text, as in `<answer>```python`, only a fence with a tag of Python opens a block."""
+    before, tag = fence[2], _tag(fence[4])
+    return not before or _LIST_ITEM.fullmatch(before) is not None or _PYTHON_TAG.match(tag) is not None
+
+
 def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
-    return fence[2].startswith(opening[2]) and not fence[3].strip() and _indent(fence) <= _indent(opening) + _DEEPEST_FENCE
+    """A block of Python also ends at a fence that other text follows, as in "```</answer>"."""
+    if fence[2] or not fence[3].startswith(opening[3]) or _indent(fence) > _indent(opening) + _DEEPEST_FENCE:
+        return False
+    is_python = _PYTHON_TAG.match(_tag(opening[4])) is not None
+    return not fence[4].strip() or (is_python and _NO_TAG.match(fence[4]) is not None)
 
 
 def _indent(fence: re.Match[str]) -> int:
@@ -89,9 +101,12 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Bloc
     code = text[start:end]
     if not closed and opening.end() < end:
         code += "\n"
-    if margin := len(opening[1]):
+    margin = len(opening[1])
+    if opening[2] and _LIST_ITEM.fullmatch(opening[2]) and code.startswith(" " * (margin + len(opening[2]))):
+        margin += len(opening[2])
+    if margin:
         code = "\n".join(line[min(margin, len(line) - len(line.lstrip(" \t"))) :] for line in code.split("\n"))
-    return Block(tag=_tag(opening[3]), code=code, start=start, end=end, closed=closed)
+    return Block(tag=_tag(opening[4]), code=code, start=start, end=end, closed=closed)
 
 
 def _tag(info: str) -> str:
@@ -153,7 +168,9 @@ def _from_prefill(completion: str, prefill: str, defines: str, tags: tuple[Tags,
         inside = blocks(prefill + completion)
         block = inside[len(opened) - 1]
         return Extracted(code=block.code, open_ended=not block.closed)
-    border = next((fence.start() for fence in _FENCE.finditer(completion) if _indent(fence) <= _DEEPEST_FENCE), None)
+    border = next(
+        (fence.start() for fence in _FENCE.finditer(completion) if not fence[2] and _indent(fence) <= _DEEPEST_FENCE), None
+    )
     if border is not None and not completion[:border].strip():
         return _from_blocks(completion, defines, tags)
     return Extracted(code=prefill + completion[:border], open_ended=True)

@@ -250,3 +250,13 @@ def test_output_may_be_as_long_as_the_expected_one(sandbox: Sandbox) -> None:
 def test_a_long_result_may_be_looked_at_by_the_tests(sandbox: Sandbox) -> None:
     task = parse_task({"kind": "asserts", "entry_point": "f", "tests": ["x = f(10 ** 6)\nassert len(x) == 10 ** 6"]})
     assert verdict(task, "def f(n):\n    return [1] * n", sandbox).reason == ""
+
+
+def test_method_may_be_named_on_an_instance_as_some_problem_sets_do(sandbox: Sandbox) -> None:
+    code = "```python\nclass Solution:\n    def double(self, x):\n        return 2 * x\n```"
+    for kind in (
+        {"kind": "calls", "tests": [{"args": [2], "expected": 4}]},
+        {"kind": "asserts", "tests": ["def check(candidate):\n    assert candidate(2) == 4"]},
+    ):
+        task = parse_task({**kind, "entry_point": "Solution().double"})
+        assert grade(task, code, sandbox=sandbox).reward == 1.0
