@@ -72,9 +72,9 @@ def text(default: str, meaning: str) -> Any:
     return field(default=default, metadata={RULE: Rule(meaning=meaning, any_text=True)})
 
 
-def texts(meaning: str) -> Any:
+def texts(meaning: str, *, loaded_by: str = "") -> Any:
     """A list of any texts, empty by default."""
-    return field(default_factory=list, metadata={RULE: Rule(meaning=meaning, any_text=True)})
+    return field(default_factory=list, metadata={RULE: Rule(meaning=meaning, any_text=True, loaded_by=loaded_by)})
 
 
 def flag(default: bool, meaning: str) -> Any:
@@ -342,6 +342,10 @@ class RewardConfig:
         "Tags around reasoning, which is no part of an answer. auto: those of the usual model families; none; "
         "or two tags, as '<plan> </plan>'",
     )
+    functions: list[str] = texts(
+        "Functions of your own that tasks of the kind `python` may name, as my_rewards:brevity", loaded_by="judge"
+    )
+    function_memory_mb: int = number(4096, "Memory of one process that runs such functions, in MiB", at_least=64)
     parts: dict[str, Any] = field(
         default_factory=dict,
         metadata={RULE: Rule(meaning="Parts that every reward gets beside its task, by name, as {short: {kind: length, …}}")},

@@ -52,8 +52,13 @@ def is_user_code(value: str) -> bool:
 def named(config: RunConfig) -> Iterator[Named]:
     """The settings of a configuration that name user code."""
     for key, rule in RULES.items():
-        if rule.loaded_by and is_user_code(value := value_of(config, key)):
-            yield Named(setting=key, name=value, role=rule.loaded_by)
+        if rule.loaded_by:
+            value = value_of(config, key)
+            names = value if isinstance(value, list) else filter(is_user_code, [value])
+            yield from (Named(setting=key, name=name, role=rule.loaded_by) for name in names)
+    for name, part in config.reward.parts.items():
+        if isinstance(part, dict) and part.get("kind") == "python":
+            yield Named(setting=f"reward.parts.{name}.function", name=str(part.get("function")), role="judge")
 
 
 def load(name: str, run_dir: Path, *, setting: str) -> Callable[..., Any]:

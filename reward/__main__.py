@@ -19,6 +19,7 @@ from conf.compose.model_description import description_of
 from conf.schema import ConfigError
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
+from reward.kinds.functions.pool import FunctionPool
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import defaults_of
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             holder=holder,
             defaults=defaults_of(config),
             packages=config.reward.packages,
+            functions=FunctionPool(arguments.run, slots, config.reward.function_memory_mb),
             slots=slots,
             connect=lambda thread: QueueClient(
                 arguments.queue, keys, f"{holder}/{thread}", min(10.0, config.rollout.lease_s), decode_tokens

@@ -26,6 +26,7 @@ from rich.table import Table
 from reward.grade import Reward, grade, printable
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
@@ -36,6 +37,7 @@ from rollout.ledger.records import Verdict
 from rollout.prompts.problems import Problem, ProblemError, parse_line, problem_of
 
 CANNOT_READ = 2
+FUNCTION_MEMORY_MB = 4096
 
 
 class CheckError(ValueError):
@@ -120,7 +122,14 @@ def grade_all(
 ) -> Iterator[GradedCompletion]:
     """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
     sandboxes, services = Sandboxes(slots, settings), Services()
-    lent = Lent(sandboxes=sandboxes, services=services, slots=Slots(slots, most_waiting=0), cancelled=lambda: False)
+    functions = FunctionPool(Path.cwd(), slots, FUNCTION_MEMORY_MB)
+    lent = Lent(
+        sandboxes=sandboxes,
+        functions=functions,
+        services=services,
+        slots=Slots(slots, most_waiting=0),
+        cancelled=lambda: False,
+    )
 
     def one(attempt: Attempt) -> GradedCompletion:
         try:
@@ -140,6 +149,7 @@ def grade_all(
     finally:
         sandboxes.close()
         services.close()
+        functions.close()
 
 
 def as_answer(program: str) -> str:

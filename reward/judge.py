@@ -24,6 +24,7 @@ from typing import Protocol
 from reward.grade import Reward, grade, printable
 from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
@@ -79,6 +80,7 @@ class Judge:
         holder: str,  # no other judge of the run, past or present, has this name
         defaults: Defaults,
         packages: Sequence[str],
+        functions: FunctionPool,
         slots: int,
         connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
         lease_s: float,
@@ -88,6 +90,7 @@ class Judge:
         self.figures = Figures()
         self._defaults = defaults
         self._slots = Slots(slots, MOST_WAITING)
+        self._functions = functions
         self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
         self._services = Services()
         self._connect = connect
@@ -125,6 +128,7 @@ class Judge:
                 thread.join(timeout=DRAIN_S)
             self._sandboxes.close()
             self._services.close()
+            self._functions.close()
             self._outcomes.put(None)
             reporter.join(timeout=DRAIN_S)
             log.info("%s ends: %s", self.holder, self.figures.line())
@@ -241,7 +245,13 @@ class Judge:
     def _grade(self, work: GradingWork, reward: Reward) -> Verdict:
         with self._lock:
             cancelled = self._held[work.position].is_set
-        lent = Lent(sandboxes=self._sandboxes, services=self._services, slots=self._slots, cancelled=cancelled)
+        lent = Lent(
+            sandboxes=self._sandboxes,
+            functions=self._functions,
+            services=self._services,
+            slots=self._slots,
+            cancelled=cancelled,
+        )
         began_s = time.monotonic()
         for attempt in range(SANDBOX_TRIES):
             try:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from reward.jail.limits import Cancelled
 from reward.kinds.endpoint import Endpoint
+from reward.kinds.functions.pool import FunctionPool
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
@@ -110,6 +111,7 @@ class Lent:
 
     sandboxes: Sandboxes
     services: Services
+    functions: FunctionPool
     slots: Slots
     cancelled: Callable[[], bool]
 

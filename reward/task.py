@@ -11,13 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from conf.user_code import named
 from reward.grade import Part, Reward
 from reward.kinds.asserts import read_asserts_task
 from reward.kinds.calls import read_calls_task
+from reward.kinds.format import read_format_task
 from reward.kinds.http import read_http_task
 from reward.kinds.judge_model import read_judge_task
 from reward.kinds.kind import Defaults, Task, TaskError
+from reward.kinds.length import read_length_task
 from reward.kinds.math import read_math_task
+from reward.kinds.overlong import read_overlong_task
+from reward.kinds.python import read_python_task
 from reward.kinds.stdio import read_stdio_task
 from reward.kinds.thoughts import Tags, read_tags
 
@@ -30,6 +35,10 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "math": read_math_task,
     "http": read_http_task,
     "judge": read_judge_task,
+    "python": read_python_task,
+    "format": read_format_task,
+    "length": read_length_task,
+    "overlong": read_overlong_task,
 }
 
 DEFAULTS = Defaults()
@@ -51,6 +60,8 @@ def defaults_of(config: RunConfig) -> Defaults:
         memory_limit_mb=reward.memory_limit_mb,
         credit=reward.credit,
         truncated_reward=reward.truncated_reward,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        functions=frozenset(one.name for one in named(config) if one.role == "judge"),
         reasoning=tags,
         parts=reward.parts,
     )

@@ -20,7 +20,9 @@ MAY_IMPORT = {
     "conf": (),
     "reward": ("rollout.ledger.records",),  # a verdict is a record of the ledger
     "reward.check": ("rollout.ledger.records", "rollout.prompts.problems"),
-    "reward.task": ("conf.schema", "rollout.ledger.records"),  # what a run says for tasks that say nothing themselves
+    "reward.kinds.functions": ("conf.schema", "conf.user_code"),
+    "reward.kinds.python": ("conf.schema", "conf.user_code", "rollout.ledger.records"),
+    "reward.task": ("conf.schema", "conf.user_code", "rollout.ledger.records"),  # a run's settings are the defaults of tasks
     "reward.readers": ("rollout.prompts.problems",),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
     "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),

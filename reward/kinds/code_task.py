@@ -1,12 +1,12 @@
 """What all kinds that grade code share: their fields, taking code out of a completion, and counting the tests that pass."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward.kinds.extract import Extracted, extract
+from reward.kinds.fields import read_positive, read_text, refuse_unknown
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import KNOWN, Tags
 from reward.kinds.usage import Usage
@@ -74,9 +74,7 @@ class CodeTask(Task):
 def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) -> dict[str, Any]:
     """The fields that all these tasks have, `tests` unread. Raises TaskError, also for a field that is neither one of these nor
     one of `more_fields`."""
-    known = FIELDS | set(more_fields)
-    if unknown := sorted(set(data) - known):
-        raise TaskError(f"task.{unknown[0]}: no such field in a {data['kind']!r} task: it has {', '.join(sorted(known))}")
+    refuse_unknown(data, *FIELDS, *more_fields)
     if not isinstance(data.get("tests"), list) or not data["tests"]:
         raise TaskError("task.tests: must be a list of at least one test: a problem without tests cannot be graded")
     setup = read_text(data.get("setup", ""), "task.setup")
@@ -99,30 +97,12 @@ def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) 
     }
 
 
-def read_text(value: object, where: str) -> str:
-    """A string that a program can read or print."""
-    if not isinstance(value, str):
-        raise TaskError(f"{where}: must be a string, got {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = f"half of a surrogate pair at position {error.start}"
-        raise TaskError(f"{where}: holds {half}, which is no character: mend the text") from None
-    return value
-
-
 def read_tolerance(data: Mapping[str, Any]) -> float | None:
     if data.get("tolerance") is None:
         return None
     if (tolerance := read_positive(data["tolerance"], "tolerance")) >= 1:
         raise TaskError(f"task.tolerance: {tolerance:g} is relative too, so that 0 would pass for any number: give less than 1")
     return tolerance
-
-
-def read_positive(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise TaskError(f"task.{name}: must be a number above 0, got {value!r}")
-    return float(value)
 
 
 def read_entry_point(name: object) -> str:

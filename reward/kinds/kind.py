@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from reward.kinds.endpoint import Endpoint
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.thoughts import KNOWN, Tags
 from reward.sandbox.sandbox import Sandbox
 from rollout.ledger.records import Finish, Verdict
@@ -30,6 +31,8 @@ class Defaults:
     memory_limit_mb: int = 1024
     credit: str = "all"
     truncated_reward: float = 0.0
+    max_completion_tokens: int = 0  # 0: unknown
+    functions: frozenset[str] | None = None  # those that a task may name; None: any
     reasoning: tuple[Tags, ...] = KNOWN  # the tags around reasoning, which is no part of an answer
     parts: Mapping[str, Any] = field(default_factory=dict)  # further parts of every reward, by name
 
@@ -49,9 +52,20 @@ class Answer:
     def text(self) -> str:
         return self.prefill + self.completion
 
+    def count_tokens(self) -> int:
+        """The tokens of the completion. Raises TaskError where only its text is known."""
+        if self.tokens is None:
+            raise TaskError("task: the number of tokens of this completion is not known: give it as `tokens` beside `completion`")
+        return self.tokens
+
 
 class Resources(Protocol):
     """What a judge lends to a task while it grades one completion."""
+
+    @property
+    def functions(self) -> FunctionPool:
+        """Runs users' functions."""
+        ...
 
     def sandbox(self, packages: Sequence[str] = ()) -> AbstractContextManager[Sandbox]:
         """Lends one of the judge's warm sandboxes, with these packages, or with those of the setting `reward.packages`. It may

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from reward.jail.codec import shorten
 from reward.jail.limits import SandboxError
 from reward.jail.math_equality import PACKAGES
-from reward.kinds.code_task import read_positive, read_text, read_tolerance
+from reward.kinds.code_task import read_tolerance
+from reward.kinds.fields import read_positive, read_text
 from reward.kinds.final_answer import FORMATS, boxed, final_answer, option_letter
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.numerals import Numeral, read_numeral, without_unit

@@ -9,6 +9,7 @@ from typing import Any
 from reward.grade import Part, Reward
 from reward.grade import grade as grade_reward
 from reward.kinds.endpoint import Endpoint
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Task
 from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
@@ -26,6 +27,10 @@ class OneSandbox:
 
     def waiting(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    @property
+    def functions(self) -> FunctionPool:
+        raise AssertionError("this task runs no function")
 
     def cancelled(self) -> bool:
         return self.lent.cancelled()

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from reward.grade import Reward, grade, printable
 from reward.judge import Judge, JudgeError
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources
 from reward.task import Defaults
 from rollout.ledger.records import Finish, GradingWork, Heard, Position, RecordError, Verdict
@@ -93,6 +95,7 @@ def judge_for(queue: Queue, *, stall_s: float = 60.0, **defaults: Any) -> Judge:
         holder="judge-0",
         defaults=Defaults(**defaults),
         packages=(),
+        functions=FunctionPool(Path.cwd(), 2, 1024),
         slots=2,
         connect=lambda name: queue,
         lease_s=0.4,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.grade import Part, Reward, grade
+from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources, Task
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Defaults, TaskError, read_reward
@@ -25,6 +26,10 @@ class NoResources:
 
     def sandbox(self) -> AbstractContextManager[Sandbox]:
         raise AssertionError("no sandbox is needed")
+
+    @property
+    def functions(self) -> FunctionPool:
+        raise AssertionError("no function is run")
 
     def waiting(self) -> AbstractContextManager[None]:
         raise AssertionError("nothing waits")

@@ -1,0 +1,1 @@
+"""The users' own reward functions, which run in processes of their own."""
