@@ -113,7 +113,8 @@ class CandidateObjects:
                 result = self.event_loop.run_until_complete(*args)
             else:
                 result = OPERATIONS[request["do"]](*args, **kwargs)
-            back = [self.pack(item) if type(item) in (list, dict, set, bytearray) else None for item in args]
+            changed = (*args, *kwargs.values())
+            back = [self.pack(item) if type(item) in (list, dict, set, bytearray) else None for item in changed]
             reply = {"ok": self.pack(result), "back": back}
         except harness.ChannelClosed:
             raise
@@ -121,7 +122,9 @@ class CandidateObjects:
             harness.leave(1)
         except StopIteration as error:
             reply = (
-                {"exhausted": True} if request["do"] == "next" else self.failure(RuntimeError(f"StopIteration: {error.value!r}"))
+                {"exhausted": True, "value": self.pack(error.value)}
+                if request["do"] == "next"
+                else self.failure(RuntimeError(f"StopIteration: {error.value!r}"))
             )
         except StopAsyncIteration:
             reply = {"exhausted": True}
@@ -160,7 +163,10 @@ class CandidateObjects:
             return {"__fn__": value.kestrel_number}
         classes = [self.number(cls) for cls in type(value).__mro__ if cls is not object]
         body: dict[str, Any] = {"n": self.number(value), "classes": classes}
+        if type(value).__name__ in transfer.PYTHON_KINDS:
+            body["kind"] = type(value).__name__
         if isinstance(value, type):
+            body["kind"] = "type"
             body["name"] = value.__name__
             if issubclass(value, CROSSING_EXCEPTIONS):
                 body["exception"] = self.exception_classes(value)
@@ -246,11 +252,12 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "repr": repr, "str": str, "format": format, "hash": hash, "bool": bool, "len": len, "iter": iter, "next": next,
     "reversed": reversed, "isinstance": isinstance, "issubclass": issubclass, "round": round, "divmod": divmod, "int": int,
     "float": float, "complex": complex, "index": operator.index, "enter": _enter, "exit": _exit, "pow": pow,
-    "type": type, "copy": copy.copy, "deepcopy": copy.deepcopy,
+    "type": type, "callable": callable, "copy": copy.copy, "deepcopy": copy.deepcopy,
     "aiter": aiter, "anext": anext, "aenter": _aenter, "aexit": _aexit,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains,
     **{name: getattr(operator, name) for name in (
         "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor", "neg", "pos",
-        "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "iadd", "isub", "imul", "iand", "ior", "ixor",
+        "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "iadd", "isub", "imul", "imatmul", "itruediv",
+        "ifloordiv", "imod", "ipow", "ilshift", "irshift", "iand", "ior", "ixor",
     )},
 }  # fmt: skip

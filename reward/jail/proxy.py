@@ -6,23 +6,34 @@ is believed only as far as it cannot fake a pass:
 
 - it equals no plain data, unless the problem declares its class and the class holds such data;
 - it has no length, order, items or arithmetic with plain data, unless the problem declares its class (`is_declared`);
-- it has no method such as `startswith` or `issubset`, by which plain data says yes or no, unless the tests name its class.
+- it has no method such as `startswith`, `index` or `union`, by which plain data says how it compares with what is expected,
+  unless the tests name its class;
+- of the names between double underscores it has those in `SPECIAL`: what else looks such names up trusts what it finds.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
-PREDICATES = frozenset(
-    name for kind in (str, set, float) for name in vars(kind) if name.startswith(("is", "startswith", "endswith"))
+METHODS = frozenset(
+    name for name in (*vars(str), *vars(frozenset), *vars(tuple), "is_integer") if not name.startswith("_") and name != "copy"
+)
+SPECIAL = frozenset(
+    f"__{name}__"
+    for name in (
+        *("annotations", "bases", "code", "defaults", "dict", "doc", "func", "init", "kwdefaults", "members", "module", "mro"),
+        *("name", "new", "post_init", "qualname", "self", "slots", "version", "wrapped"),
+    )
 )
 
 
 class LinkLike(Protocol):
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any: ...
 
-    def is_declared(self, value: "Proxy") -> bool: ...
+    def is_declared(self, value: "Proxy", operation: str = "") -> bool: ...
 
     def is_named(self, value: "Proxy") -> bool: ...
+
+    def iterate(self, value: "Proxy") -> Iterator[Any]: ...
 
     def leave_context(self, manager: "Proxy", error: BaseException | None) -> bool: ...
 
@@ -38,7 +49,7 @@ class DataCopy:
         """An attribute that plain data has not: a field of a named tuple, a method that the candidate adds."""
         if name.startswith(("__", "kestrel")):
             raise AttributeError(name)
-        return getattr(self.kestrel_original, name)
+        return getattr(self.kestrel_original, name)  # which has no method of another plain type
 
     def __repr__(self) -> str:
         return repr(self.kestrel_original)
@@ -50,20 +61,31 @@ class DataCopy:
 class Proxy:
     # Defines operators only; every other attribute is the candidate's, the docstring too.
     __doc__ = property(lambda self: self.__getattr__("__doc__"))
-    __slots__ = ("_kestrel_classes", "_kestrel_holds_data", "_kestrel_link", "_kestrel_number")
+    __class__ = property(lambda self: self._kestrel_kind)
+    __slots__ = ("_kestrel_classes", "_kestrel_holds_data", "_kestrel_kind", "_kestrel_link", "_kestrel_number")
     _kestrel_link: LinkLike
     _kestrel_number: int
     _kestrel_classes: frozenset[int]  # numbers of its class and that class's bases
     _kestrel_holds_data: bool  # its class is a subclass of plain data
 
-    def __init__(self, link: LinkLike, number: int, classes: frozenset[int], *, holds_data: bool) -> None:
-        for name, value in (("link", link), ("number", number), ("classes", classes), ("holds_data", holds_data)):
-            object.__setattr__(self, f"_kestrel_{name}", value)
+    _kestrel_kind: type  # what `isinstance` and `inspect` take it for: a function, a generator, a class; otherwise a proxy
+
+    def __init__(
+        self, link: LinkLike, number: int, classes: frozenset[int], *, holds_data: bool = False, kind: type | None = None
+    ) -> None:
+        object.__setattr__(self, "_kestrel_link", link)
+        object.__setattr__(self, "_kestrel_number", number)
+        object.__setattr__(self, "_kestrel_classes", classes)
+        object.__setattr__(self, "_kestrel_holds_data", holds_data)
+        object.__setattr__(self, "_kestrel_kind", kind or Proxy)
 
     def __getattr__(self, name: str) -> Any:
-        if name in PREDICATES and not self._kestrel_link.is_named(self):
+        if name.startswith("__") and name not in SPECIAL:
+            raise AttributeError(name)
+        found = self._kestrel_link.ask("getattr", self, name)
+        if name in METHODS and is_proxy(found) and not self._kestrel_link.is_named(self):
             raise AttributeError(f"{name} of an object whose class the tests do not name: the candidate must return plain data")
-        return self._kestrel_link.ask("getattr", self, name)
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         self._kestrel_link.ask("setattr", self, name, value)
@@ -88,7 +110,7 @@ class Proxy:
         return hash(self._kestrel_link.ask("hash", self))
 
     def __contains__(self, item: object) -> bool:
-        if is_proxy(item) or self._kestrel_link.is_declared(self):
+        if is_proxy(item) or self._kestrel_link.is_declared(self, "contains"):
             return self._kestrel_link.ask("contains", self, item) is True
         return any(one == item for one in self)
 
@@ -96,8 +118,7 @@ class Proxy:
         return self._kestrel_link.ask("bool", self) is True
 
     def __iter__(self) -> Iterator[Any]:
-        found = self._kestrel_link.ask("iter", self)
-        return found if is_proxy(found) else iter(found)
+        return self._kestrel_link.iterate(self)
 
     def __next__(self) -> Any:
         return self._kestrel_link.ask("next", self)
@@ -162,14 +183,15 @@ def copy_class(name: str, base: type) -> type[DataCopy]:
     return type(name, (DataCopy, base), {})
 
 
-def _with_plain_data(name: str, *, swapped: bool = False) -> Callable[[Proxy, object], Any]:
+def _with_plain_data(name: str, *, swapped: bool = False, in_place: bool = False) -> Callable[[Proxy, object], Any]:
     """An operator on two objects of the candidate, or on one whose class the problem declares."""
 
-    def forward(self: Proxy, other: object) -> Any:
+    def forward(self: Proxy, other: object, *more: object) -> Any:
         if not is_proxy(other):
             _check_declared(self, name)
-        return self._kestrel_link.ask(name, other, self) if swapped else self._kestrel_link.ask(name, self, other)
+        return self._kestrel_link.ask(asked, *((other, self) if swapped else (self, other)), *more)
 
+    asked = f"i{name}".rstrip("_") if in_place else name
     return forward
 
 
@@ -184,21 +206,25 @@ def _alone(name: str) -> Callable[..., Any]:
 
 
 def _check_declared(value: Proxy, operation: str) -> None:
-    if not value._kestrel_link.is_declared(value):
-        raise TypeError(f"{operation} of an object whose class the tests do not use: the candidate must return plain data")
+    if not value._kestrel_link.is_declared(value, operation):
+        raise TypeError(
+            f"{operation} of an object to whose class the tests do not apply it: the candidate must return plain data"
+        )
 
 
 def _forward(name: str) -> Callable[..., Any]:
     return lambda self, *args: self._kestrel_link.ask(name, self, *args)
 
 
-_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "lshift", "rshift", "and", "or", "xor")
+_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "divmod", "lshift", "rshift", "and", "or", "xor")
 
 for _name in _BINARY:
     _operation = _name + "_" if _name in ("and", "or") else _name
     setattr(Proxy, f"__{_name}__", _with_plain_data(_operation))
     setattr(Proxy, f"__r{_name}__", _with_plain_data(_operation, swapped=True))
-for _name in ("lt", "le", "gt", "ge", "pow", "divmod"):
+    if _name != "divmod":
+        setattr(Proxy, f"__i{_name}__", _with_plain_data(_operation, in_place=True))
+for _name in ("lt", "le", "gt", "ge"):
     setattr(Proxy, f"__{_name}__", _with_plain_data(_name))
 for _name in ("neg", "pos", "abs", "invert", "len", "int", "float", "complex", "index", "round", "reversed", "getitem"):
     setattr(Proxy, f"__{_name}__", _alone(_name))

@@ -9,6 +9,7 @@ variables, and so to the expected values.
 import builtins
 import io
 import operator
+import sys
 import types
 from array import array
 from collections.abc import Callable, Iterator
@@ -81,6 +82,12 @@ class SharedObject(Shared):
 
     __hash__ = Shared.__hash__
 
+    def __enter__(self) -> Any:
+        return self.kestrel_tests.ask(self.kestrel_number, "enter", (), {})
+
+    def __exit__(self, *_: object) -> None:
+        self.kestrel_tests.ask(self.kestrel_number, "exit", (), {})
+
 
 class SharedFile(SharedObject):
     """An open file or a buffer in memory."""
@@ -128,7 +135,14 @@ KINDS: dict[str, type[Shared]] = {
 # The half that runs in the tests' jail
 
 
+def _is_mock(value: object) -> bool:
+    mock = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(value, mock.NonCallableMock)
+
+
 def kind_of(value: object) -> str:
+    if _is_mock(value):
+        return "object"
     if isinstance(value, io.IOBase):
         return "file"
     if isinstance(value, types.CoroutineType):
@@ -166,12 +180,15 @@ def _getattr(value: object, name: str) -> object:
 
 def _setattr(value: object, name: str, new: object) -> None:
     _check_attribute(value, name)
+    if callable(getattr(type(value), name, None)):
+        raise AttributeError(f"{name} is a method")
     setattr(value, name, new)
 
 
 def _check_attribute(value: object, name: str) -> None:
     is_iterator = hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
-    if name.startswith("_") or isinstance(value, _CLOSED) or is_iterator:
+    is_record = _is_mock(value) and hasattr(type(value), name)  # what tells the tests how the mock was used
+    if name.startswith("_") or isinstance(value, _CLOSED) or (is_iterator and not _is_mock(value)) or is_record:
         raise AttributeError(name)
 
 
@@ -193,5 +210,7 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "getattr": _getattr,
     "setattr": _setattr,
     "eq": operator.eq,
+    "enter": lambda manager: type(manager).__enter__(manager),
+    "exit": lambda manager: type(manager).__exit__(manager, None, None, None),
     **{name: getattr(builtins, name, None) or getattr(operator, name) for name in _FORWARDED},
 }

@@ -22,12 +22,12 @@ import copy
 import importlib
 import io
 import itertools
-import linecache
 import sys
+import threading
 import types
 import unittest
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -36,8 +36,16 @@ from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 1_000_000  # with one candidate
-_TYPE_OF = "kestrel_type_of"
+_ASKED = {"type": 1, "callable": 1, "isinstance": 2}  # functions that ask a proxy itself, with their number of arguments
+_PREFIX = "kestrel_"  # of the names that they have in the tests
 _INNER = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_STEERING = (
+    StopIteration,
+    StopAsyncIteration,
+    unittest.SkipTest,
+    KeyboardInterrupt,
+)  # could end a loop of the tests
+_CHANGES = ("call", "setattr", "delattr", "setitem", "delitem")
 _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 
 
@@ -52,7 +60,8 @@ def run(program: dict[str, Any]) -> None:
     harness.write_frame({"error": f"setup: {error}"} if error else {"ok": None})
     for _ in range(0 if error else program["units"]):
         order = harness.read_frame()
-        names = {**link.bind(order), **module.__dict__, _TYPE_OF: link.type_of}
+        names = {**link.bind(order), **module.__dict__}
+        names |= {f"{_PREFIX}{name}": getattr(link, f"ask_{name}") for name in _ASKED}
         if entry_point in link.defined:  # the setup may define it too, but it is the candidate's that is tested
             names[entry_point] = link.value(entry_point)
         failure = harness.guard(lambda order=order, names=names: run_unit(order, names, entry_point))  # type: ignore[misc]
@@ -75,37 +84,35 @@ def _offer_solution(link: "Link") -> None:
 def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> None:
     """Raises what the first failing test raises."""
     before = dict(names)
-    linecache.cache[harness.TESTS] = (len(order["run"]), None, order["run"].splitlines(keepends=True), harness.TESTS)
-    exec(compile(_with_type_of(order["run"]), harness.TESTS, "exec"), names)
+    exec(compile(_asking(order["run"]), harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
     ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined, names)
     if not ran and not order["inline"]:
         raise AssertionError("no test ran")
 
 
-def _with_type_of(code: str) -> ast.Module:
-    """Test code that asks the candidate's jail for the type of an object, where it asks with `type(x)` or `x.__class__`."""
+def _asking(code: str) -> ast.Module:
+    """Test code that asks the candidate's jail what an object is: where it calls `type(x)`, `callable(x)` or `isinstance(x, C)`,
+    or reads `x.__class__`."""
     tree = ast.parse(code, harness.TESTS)
-    if "type(" in code or "__class__" in code:
-        tree = ast.fix_missing_locations(_TypeOf().visit(tree))
+    if "__class__" in code or any(f"{name}(" in code for name in _ASKED):
+        tree = ast.fix_missing_locations(_Asking().visit(tree))
     return tree
 
 
-class _TypeOf(ast.NodeTransformer):
+class _Asking(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords:
-            return _call_type_of(node, node.args[0])
+        if isinstance(node.func, ast.Name) and len(node.args) == _ASKED.get(node.func.id) and not node.keywords:
+            node.func = ast.copy_location(ast.Name(id=_PREFIX + node.func.id, ctx=ast.Load()), node.func)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
-        is_read = node.attr == "__class__" and isinstance(node.ctx, ast.Load)
-        return _call_type_of(node, node.value) if is_read else node
-
-
-def _call_type_of(node: ast.expr, value: ast.expr) -> ast.AST:
-    return ast.copy_location(ast.Call(func=ast.Name(id=_TYPE_OF, ctx=ast.Load()), args=[value], keywords=[]), node)
+        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
+            return node
+        function = ast.Name(id=f"{_PREFIX}type", ctx=ast.Load())
+        return ast.copy_location(ast.Call(func=function, args=[node.value], keywords=[]), node)
 
 
 def _run_check(defined: dict[str, Any], names: dict[str, Any], entry_point: str) -> int:
@@ -125,7 +132,7 @@ def _finish(result: object) -> None:
 
 
 def _run_cases(defined: dict[str, Any]) -> int:
-    cases = [value for value in defined.values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
+    cases = [value for value in defined.values() if _is_class(value) and issubclass(value, unittest.TestCase)]
     if not cases:
         return 0
     suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(case) for case in cases)
@@ -137,11 +144,15 @@ def _run_cases(defined: dict[str, Any]) -> int:
     return result.testsRun - len(result.skipped) - len(result.expectedFailures)
 
 
+def _is_class(value: object) -> bool:
+    return issubclass(type(value), type)  # a proxy of a class is an instance of `type` for `isinstance`
+
+
 def _run_functions(defined: dict[str, Any], names: dict[str, Any]) -> int:
     """Functions named `test…`, and methods so named of classes named `Test…`, each on an instance of its own."""
     found = [value for name, value in defined.items() if name.startswith("test") and isinstance(value, types.FunctionType)]
     for name, cls in defined.items():
-        if name.startswith("Test") and isinstance(cls, type) and not issubclass(cls, unittest.TestCase):
+        if name.startswith("Test") and _is_class(cls) and not issubclass(cls, unittest.TestCase):
             found += [getattr(cls(), method) for method in vars(cls) if method.startswith("test")]
     ran = 0
     for function in found:
@@ -157,7 +168,7 @@ class Link:
     """The way to the candidate, and every object that one side has shown to the other."""
 
     def __init__(self) -> None:
-        self.declared: set[int] = set()  # numbers of the classes whose operators count
+        self.declared: dict[int, set[str]] = {}  # by the numbers of classes: their operators that count
         self.named: set[int] = set()  # numbers of what the tests name
         self.proxies: dict[int, Any] = {}
         self.copy_classes: dict[int, type[proxy.DataCopy]] = {}
@@ -166,22 +177,41 @@ class Link:
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
         self.undo: list[Callable[[], None]] = []  # one for each change that the candidate may have made to an object of the tests
         self.in_place: set[tuple[str, str]] = set()  # functions of the tests, and variables that they look at after a call
+        self.items: dict[int, Any] = {}  # what objects have shown when they were iterated, until the next call
+        self.failed: AssertionError | None = None  # inside of a callback: no candidate swallows it
+        self.lock = threading.RLock()
+        self.awaited = 0  # coroutines of the tests that the candidate waits for
         self.messages = 0
+        self.code = ""  # not in `linecache`: a stack that the candidate has formatted would show the lines of the tests
         self.defined = self.read()  # what the candidate defines, by name
 
     def bind(self, order: dict[str, Any]) -> dict[str, Any]:
         """The names that some test code takes from the candidate, and what it takes from the library without an import."""
+        self.code = order.get("run", "")
         self.in_place = {(function, name) for function, name in order["in_place"]}
-        self.declared.update(self.numbers(order["with_operators"]))
-        self.named.update(self.numbers(order["names"]))
-        names = {name: self.value(name) for name in order["names"] if name in self.defined}
+        self.declared = {}
+        for name, operation in order["operators"]:
+            for number in self.numbers([name]):
+                self.declared.setdefault(number, set()).add(operation)
+        self.named = set(self.numbers(order["names"]))
+        names = {name: _not_everything(self.value(name)) for name in order["names"] if name in self.defined}
         names |= {name: getattr(importlib.import_module(module), name) for name, module in order["library"].items()}
-        return names | {name: self.module(name) for name in order["modules"]}
+        return names | {name: self.module(name, module) for name, module in order["modules"].items()}
 
-    def type_of(self, value: object) -> Any:
+    def ask_callable(self, value: object) -> bool:
+        return self.ask("callable", value) is True if proxy.is_proxy(value) else callable(value)
+
+    def ask_isinstance(self, value: object, cls: Any) -> bool:
+        if isinstance(cls, tuple):
+            return any(self.ask_isinstance(value, one) for one in cls)
+        if proxy.is_proxy(value) and _is_class(cls) and cls.__module__ == "collections.abc":
+            return self.ask("isinstance", value, cls) is True
+        return isinstance(value, cls)
+
+    def ask_type(self, value: object) -> Any:
         """The class of a value, which is the candidate's for an object of its own."""
         if isinstance(value, proxy.DataCopy):
-            return self.type_of(value.kestrel_original)
+            return self.ask_type(value.kestrel_original)
         if not proxy.is_proxy(value):
             return type(value)
         if not proxy.is_proxy(cls := self.ask("type", value)):
@@ -193,22 +223,33 @@ class Link:
         refs = [self.defined[name].get("__ref__") for name in names if isinstance(self.defined.get(name), dict)]
         return [ref.get("n") for ref in refs if isinstance(ref, dict)]
 
-    def module(self, name: str) -> object:
+    def module(self, name: str, module: str) -> object:
         """The standard module of a name; or a standard type, which code may import under the same name, as `datetime`."""
         value = self.value(name) if name in self.defined else None
-        return value if isinstance(value, type) else importlib.import_module(name)
+        return value if _is_class(value) else importlib.import_module(module)
 
     def value(self, name: str) -> Any:
         return self.unpack(self.defined[name])
 
     def ask(self, operation: str, *args: object, **kwargs: object) -> Any:
+        """What the candidate answers. One thread of the tests asks at a time; a coroutine that it waits for runs in another."""
+        with nullcontext() if self.awaited else self.lock:
+            return self._ask(operation, *args, **kwargs)
+
+    def _ask(self, operation: str, *args: object, **kwargs: object) -> Any:
         before = len(self.undo)
+        if operation in _CHANGES:
+            self.items.clear()
         packed = {name: self.pack(value) for name, value in kwargs.items()}
         self.write({"do": operation, "args": [self.pack(value) for value in args], "kwargs": packed})
+        args = (*args, *kwargs.values())
         while True:
             reply = self.read()
             if "callback" in reply:
                 self.call_back(reply)
+            elif self.failed is not None:
+                failed, self.failed = self.failed, None
+                raise failed
             elif "ok" in reply:
                 result = self.unpack(reply["ok"])
                 if result is None or any(result is known for known in self.ours):
@@ -220,13 +261,21 @@ class Link:
                         self.undo_since(before)
                 return result
             elif reply.get("exhausted") and operation == "next":
-                raise StopIteration
+                raise StopIteration(self.unpack(reply.get("value")))
             elif reply.get("exhausted") and operation == "await":
                 raise StopAsyncIteration
             elif isinstance(reply.get("raise"), dict):
                 raise self.exception(reply["raise"])
             else:
                 self.give_up("the candidate's answer is none")
+
+    def iterate(self, value: proxy.Proxy) -> Iterator[Any]:
+        """The items of an object. One whose class the tests do not name shows the same items each time."""
+        found = self.ask("iter", value)
+        if not proxy.is_proxy(found) or found is value or self.is_named(value):
+            return iter(found) if not proxy.is_proxy(found) else found
+        (kept,) = itertools.tee(found, 1)
+        return copy.copy(self.items.setdefault(proxy.number_of(value), kept))
 
     def read(self) -> dict[str, Any]:
         self.messages += 1
@@ -268,28 +317,31 @@ class Link:
             self.undo.append(partial(_restore, subject, args[0], getattr(subject, args[0], None)))
         elif isinstance(subject, shared_objects.CONTAINERS) and request["do"] in ("getattr", "setitem"):
             self.undo.append(partial(shared_objects.refill, subject, copy.copy(subject)))
+        self.awaited += request["do"] == "await"
         try:
             answer = {"answer": self.pack(operation(subject, *args, **kwargs))}
         except BaseException as error:  # noqa: BLE001 - it comes back as itself, through the candidate
             if isinstance(error, StopIteration) and request["do"] == "next":
                 answer = {"exhausted": True}
             else:
+                self.failed = error if isinstance(error, AssertionError) else self.failed
                 number, _, kind, text = self.share_error(error)
                 answer = {"failed": number, "kind": kind, "text": text}
+        self.awaited -= request["do"] == "await"
         self.write(answer)
 
     def share_error(self, error: BaseException) -> tuple[int, str, str, str]:
         """An exception of the tests as the candidate gets it: to catch, and to raise again as itself."""
         self.ours.append(error)
         kind = next(cls.__name__ for cls in type(error).__mro__ if cls in CROSSING_EXCEPTIONS or cls is BaseException)
-        return len(self.ours) - 1, "exception", kind, str(error)
+        return len(self.ours) - 1, "exception", kind, "" if isinstance(error, AssertionError) else str(error)
 
     def leave_context(self, manager: proxy.Proxy, error: BaseException | None) -> bool:
         """Ends a `with` block on a context manager of the candidate; whether it swallows the block's exception."""
         if error is None:
             self.ask("exit", manager, None)
             return False
-        if not _is_of_tests_making(error):
+        if not _is_of_tests_making(error, self.code):
             with suppress(Exception):  # what the tests have raised counts, whatever the manager makes of it
                 self.ask("exit", manager, error)
             return False
@@ -300,7 +352,7 @@ class Link:
         if error is None:
             await self.ask("aexit", manager, None)
             return False
-        if not _is_of_tests_making(error):
+        if not _is_of_tests_making(error, self.code):
             with suppress(Exception):
                 await self.ask("aexit", manager, error)
             return False
@@ -346,7 +398,7 @@ class Link:
     def raised_by_tests(self, value: object) -> BaseException:
         if not isinstance(value, BaseException):
             raise TypeError("no exception")
-        return value
+        return RuntimeError(f"{type(value).__name__}: {value}") if isinstance(value, _STEERING) else value
 
     def exception_class(self, chain: list[tuple[int, str]]) -> type[BaseException]:
         """A class of this side for an exception of the candidate's: the same for the same, whatever name it goes by."""
@@ -397,7 +449,8 @@ class Link:
         except (LookupError, TypeError, ValueError, AttributeError):
             raise codec.CodecError("a reference to nothing") from None
         if number not in self.proxies:
-            self.proxies[number] = proxy.Proxy(self, number, frozenset(classes), holds_data="data" in body)
+            kind = transfer.PYTHON_KINDS.get(body.get("kind"), proxy.Proxy)
+            self.proxies[number] = proxy.Proxy(self, number, frozenset(classes), holds_data="data" in body, kind=kind)
         found = self.proxies[number]
         if body.get("coroutine"):
             return self.result_of(found)
@@ -420,9 +473,10 @@ class Link:
     async def result_of(self, coroutine: proxy.Proxy) -> Any:
         return self.ask("await", coroutine)
 
-    def is_declared(self, value: proxy.Proxy) -> bool:
-        """Whether the problem declares the object, or its class, as one whose operators the tests use."""
-        return proxy.number_of(value) in self.declared or not self.declared.isdisjoint(value._kestrel_classes)
+    def is_declared(self, value: proxy.Proxy, operation: str = "") -> bool:
+        """Whether the tests visibly use an operation on objects of this class, or any operation."""
+        declared = (self.declared.get(number, ()) for number in (proxy.number_of(value), *value._kestrel_classes))
+        return any(operation in names if operation else names for names in declared)
 
     def is_named(self, value: proxy.Proxy) -> bool:
         """Whether the tests name the object or its class."""
@@ -437,12 +491,23 @@ def _frame_of_tests() -> types.FrameType | None:
     return frame
 
 
+class _Unraised(Exception):
+    """In place of a class that would catch a failed assertion of the tests, where the candidate has a name for it."""
+
+
+def _not_everything(value: Any) -> Any:
+    """What an `except` of the tests may have from the candidate."""
+    if isinstance(value, tuple):
+        return type(value)(map(_not_everything, value)) if type(value) is tuple else value
+    return _Unraised if _is_class(value) and issubclass(AssertionError, value) and value is not object else value
+
+
 def _restore(subject: object, name: str, value: object) -> None:
     with suppress(AttributeError, TypeError):  # it cannot be set, and so was not
         setattr(subject, name, value)
 
 
-def _is_of_tests_making(error: BaseException) -> bool:
+def _is_of_tests_making(error: BaseException, code: str) -> bool:
     """Whether the tests raised an exception on their own: by a `raise`, or in a statement that has only literals and builtins.
     A failed assertion never counts as such."""
     trace = error.__traceback__
@@ -450,8 +515,10 @@ def _is_of_tests_making(error: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None or isinstance(error, AssertionError) or trace.tb_frame.f_code.co_filename != harness.TESTS:
         return False
-    *around, statement = _statements_at(trace.tb_lineno)
-    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    *around, statement = _statements_at(trace.tb_lineno, code)
+    names_result = isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets)
+    computed = statement.value if names_result else statement  # type: ignore[attr-defined]
+    names = [node.id for node in ast.walk(computed) if isinstance(node, ast.Name)]
     is_meant = isinstance(statement, ast.Raise) or all(hasattr(builtins, name) for name in names)
     return is_meant and not _is_conditional(around)
 
@@ -462,10 +529,11 @@ def _is_conditional(around: list[ast.stmt]) -> bool:
     return any(isinstance(node, ast.If) for node in inner)
 
 
-def _statements_at(line: int) -> list[ast.stmt]:
+def _statements_at(line: int, code: str) -> list[ast.stmt]:
     """The statements of the tests that hold a line, the innermost last."""
-    found = ast.parse("".join(linecache.getlines(harness.TESTS)))
-    holding = [node for node in ast.walk(found) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)]
+    holding = [
+        node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
     return sorted(holding, key=lambda node: node.lineno - (node.end_lineno or 0))
 
 

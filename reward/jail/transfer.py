@@ -7,8 +7,11 @@ only key.
 """
 
 import builtins
+import collections.abc
 import datetime
 import importlib
+import types
+import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -38,7 +41,10 @@ _VIEWS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     type({}.values()): ("__values__", enumerate),
     type({}.items()): ("__items__", iter),
 }
-_BUILDERS: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _CONTAINERS.items()}
+_BUILDERS: dict[str, Callable[[Any], Any]] = {
+    **{tag: kind for kind, tag in _CONTAINERS.items()},
+    "__slice__": lambda parts: slice(*parts),
+}
 _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytearray: ("__bytearray__", lambda v: v.hex(), bytearray.fromhex),
     range: ("__range__", lambda v: [v.start, v.stop, v.step], lambda b: range(*b)),
@@ -56,10 +62,18 @@ _RICH: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda v: v.utcoffset(None).total_seconds(),
         lambda b: datetime.timezone(datetime.timedelta(seconds=b)),
     ),
+    uuid.UUID: ("__uuid__", str, uuid.UUID),
     datetime.timedelta: ("__timedelta__", lambda v: [v.days, v.seconds, v.microseconds], lambda b: datetime.timedelta(*b)),
 }
 _TYPES = {name: value for name, value in vars(builtins).items() if type(value) is type and value.__name__ == name}
 _TYPES |= {kind.__name__: kind for kind in (*_CONTAINERS, *_MAPPINGS, *_RICH, defaultdict)}
+_TYPES |= {name: vars(collections.abc)[name] for name in collections.abc.__all__}
+_PYTHON_KINDS: tuple[type[Any], ...] = (
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType, types.CoroutineType),
+    *(types.AsyncGeneratorType, type),
+)
+PYTHON_KINDS = {kind.__name__: kind for kind in _PYTHON_KINDS}
+"""What an object of the candidate is for `isinstance` and `inspect`, where it is one of these."""
 _ARRAY_KINDS = "biufc"  # booleans, integers, floats, complex numbers
 _TYPE, _EXCEPTION = "__type__", "__exception__"
 _RICH_BUILDERS = {tag: build for tag, _, build in _RICH.values()}
@@ -81,15 +95,20 @@ def pack(value: object, wrap: Callable[[object], dict[str, Any]], depth: int = 0
     if kind in _VIEWS:
         tag, pairs_of = _VIEWS[kind]
         return {tag: _pack_pairs(pairs_of(value), wrap, depth)}
+    if kind is slice:
+        return {"__slice__": [pack(part, wrap, depth + 1) for part in (value.start, value.stop, value.step)]}  # type: ignore[attr-defined]
     if kind in _RICH:
         tag, flatten, _ = _RICH[kind]
         return {tag: flatten(value)}
     if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in _ARRAY_KINDS:
         return _pack_array(value)
-    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
-        return {_TYPE: value.__name__}
-    if isinstance(value, Exception) and _TYPES.get(kind.__name__) is kind:
-        return {_EXCEPTION: [kind.__name__, [pack(item, wrap, depth + 1) for item in value.args]]}
+    if kind.__name__ == "PosixPath" and kind.__module__ == "pathlib":
+        return {"__path__": str(value)}
+    if not hasattr(kind, "_kestrel_kind"):  # which says of a proxy that it is what it stands for
+        if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+            return {_TYPE: value.__name__}
+        if isinstance(value, Exception) and _TYPES.get(kind.__name__) is kind:
+            return {_EXCEPTION: [kind.__name__, [pack(item, wrap, depth + 1) for item in value.args]]}
     return wrap(value)
 
 
@@ -113,6 +132,8 @@ def unpack(data: Any, resolve: Callable[[str, Any], Any], depth: int = 0) -> Any
             return _BUILDERS[tag]([unpack(item, resolve, depth + 1) for item in body])
         if tag in _RICH_BUILDERS:
             return _RICH_BUILDERS[tag](body)
+        if tag == "__path__":
+            return importlib.import_module("pathlib").PosixPath(body)  # a job that needs none does not import it
         if tag == "__array__":
             return _unpack_array(*body)
         if tag == _TYPE:

@@ -18,7 +18,7 @@ TIMES = 24  # Python specialises what has run some ten times
 _CODE = "def f(x):\n    return x * x\n"
 _TESTS = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(2) == 4\n"
 _FUNCTION = {"__ref__": {"n": 0, "classes": [1]}}
-_TAKEN: dict[str, Any] = {"names": ["f"], "with_operators": [], "modules": [], "library": {}, "in_place": []}
+_TAKEN: dict[str, Any] = {"names": ["f"], "operators": [], "modules": {}, "library": {}, "in_place": []}
 _ASK = {"do": "call", "args": [{"__ref__": 0}, 3], "kwargs": {}}
 _PROGRAM = {"setup": "", "trim": False, "entry_point": "f", "code": _CODE}
 

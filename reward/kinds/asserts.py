@@ -24,7 +24,7 @@ from reward.kinds import claims
 from reward.kinds.calls import CallsGrader, NotData, of_claims
 from reward.kinds.code_task import CodeTask, read_entry_point, read_shared
 from reward.kinds.extract import Extracted
-from reward.kinds.interface import LIBRARY, read_interface
+from reward.kinds.interface import LIBRARY, PACKAGES, read_interface
 from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.units import Unit, read_unit
 from reward.kinds.usage import (
@@ -196,8 +196,9 @@ class AssertsGrader:
 def _takes(setup: str, code: str, entry_point: str) -> dict[str, Any]:
     """What the tests' jail has to take from the candidate for some code."""
     found = read_interface(setup, code, entry_point)
-    lists = {name: list(getattr(found, name)) for name in ("names", "with_operators", "modules", "in_place")}
-    return lists | {"library": {name: LIBRARY[name] for name in found.library}}
+    lists = {name: list(getattr(found, name)) for name in ("names", "operators", "in_place")}
+    modules = {name: PACKAGES.get(name, name) for name in found.modules}
+    return lists | {"modules": modules, "library": {name: LIBRARY[name] for name in found.library}}
 
 
 def _error_in(frame: bytes) -> str:

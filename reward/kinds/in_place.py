@@ -14,6 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Sides = list[tuple[ast.AST, ast.AST]]
 TOP = "<module>"
 _BUILTINS = frozenset(vars(builtins))
+_COPYING = ("list", "dict", "set", "tuple", "frozenset", "bytearray", "sorted", "copy", "deepcopy")
 
 
 def looked_at(trees: tuple[ast.Module, ...]) -> list[tuple[str, str]]:
@@ -54,12 +55,38 @@ def _compared(nodes: list[ast.AST]) -> Sides:
 
 
 def _assigned(nodes: list[ast.AST]) -> dict[str, set[str]]:
-    """The variables that each variable is computed from."""
+    """The variables that each variable is computed from. A copy that is made before a call depends on nothing that it changes."""
+    first = _first_calls(nodes)
+
+    def unchanged_before(line: int) -> set[str]:
+        return {name for name, passed in first.items() if line < passed}
+
     found: dict[str, set[str]] = {}
     for node in nodes:
         if isinstance(node, ast.Assign):
+            sources = _names(node.value) - (unchanged_before(node.lineno) if _is_copy(node.value) else set())
             for name in (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)):
-                found.setdefault(name, set()).update(_names(node.value))
+                found.setdefault(name, set()).update(sources)
+    return found
+
+
+def _is_copy(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Slice)
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _COPYING
+
+
+def _first_calls(nodes: list[ast.AST]) -> dict[str, int]:
+    """The variables that are passed to a function which may change them, with the line where they first are."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and not _is_copy(node)
+            and not (isinstance(node.func, ast.Name) and node.func.id in _BUILTINS)
+        ):
+            for name in set().union(*map(_names, (*node.args, *(keyword.value for keyword in node.keywords)))):
+                found[name] = min(node.lineno, found.get(name, node.lineno))
     return found
 
 

@@ -3,9 +3,9 @@
 A name of the candidate reaches the tests only if it can be nothing else: it is the entry point, or the tests use it and neither
 they, the setup, Python's builtins nor its library define it. So a candidate that defines `abs` or `zip` changes no test.
 
-A class has operators for the tests only if they visibly use one: on a name of that class, on `Name(...)`, or on a variable that
-was assigned such a value. `Vector(1, 2) * 2` does so. `Circle(2).area() - 3.14` does not: an area that the candidate returns as
-a `Circle` with a helpful `__sub__` must not pass.
+A class has an operator with plain data for the tests only if they visibly use that operator: on a name of that class, on
+`Name(...)`, or on a variable that was assigned such a value. `Vector(1, 2) * 2` does so. `Circle(2).area() - 3.14` does not: an
+area that the candidate returns as a `Circle` with a helpful `__sub__` must not pass, even if the tests use `len(circle)`.
 """
 
 import ast
@@ -13,7 +13,7 @@ import builtins
 import doctest
 import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -23,14 +23,26 @@ from reward.kinds import in_place
 Node = TypeVar("Node", bound=ast.AST)
 Nodes = list[ast.AST]
 Variables = dict[str, list[tuple[tuple[int, int], set[str]]]]
-MODULES = sys.stdlib_module_names | {"pytest"}
+PACKAGES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "plt": "matplotlib.pyplot"}
+"""What test code means by these names, imported or not: never a class of the candidate."""
+MODULES = sys.stdlib_module_names | {"pytest"} | PACKAGES.keys()
 _BUILTINS = frozenset(vars(builtins))
-_ON_NUMBERS_AND_CONTAINERS = frozenset(
-    ("abs", "complex", "divmod", "float", "int", "len", "max", "min", "pow", "reversed", "round", "sorted", "sum")
-)
-_ASSERTIONS = frozenset(
-    ("assertIn", "assertNotIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual", "assertAlmostEqual")
-)
+_ORDER = ("lt", "le", "gt", "ge")
+_OF_SYNTAX: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Add: ("add",), ast.Sub: ("sub",), ast.Mult: ("mul",), ast.MatMult: ("matmul",), ast.Div: ("truediv",),
+    ast.FloorDiv: ("floordiv",), ast.Mod: ("mod",), ast.Pow: ("pow",), ast.LShift: ("lshift",), ast.RShift: ("rshift",),
+    ast.BitAnd: ("and_",), ast.BitOr: ("or_",), ast.BitXor: ("xor",), ast.USub: ("neg",), ast.UAdd: ("pos",),
+    ast.Invert: ("invert",), ast.In: ("contains",), ast.NotIn: ("contains",), ast.Lt: _ORDER, ast.LtE: _ORDER, ast.Gt: _ORDER,
+    ast.GtE: _ORDER,
+}  # fmt: skip
+_OF_FUNCTIONS = {
+    **{name: (name,) for name in ("abs", "complex", "divmod", "float", "int", "len", "pow", "reversed", "round")},
+    **{"max": _ORDER, "min": _ORDER, "sum": ("add",)},
+}
+_OF_ASSERTIONS = {
+    **{"assertIn": ("contains",), "assertNotIn": ("contains",), "assertAlmostEqual": ("sub", "abs", "round")},
+    **{f"assert{name}": _ORDER for name in ("Less", "LessEqual", "Greater", "GreaterEqual")},
+}
 LIBRARY = {
     name: module
     for module, names in (
@@ -39,11 +51,11 @@ LIBRARY = {
         ("functools", "reduce"),
         ("itertools", "combinations permutations"),
         ("math", "ceil floor inf isclose isnan nan pi sqrt"),
+        ("pytest", "approx raises"),
     )
     for name in names.split()
 }
 """Names that tests use without importing them, because the reference solution imports them."""
-_COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +63,7 @@ class Interface:
     """What some test code takes from the candidate, and what it takes from Python without importing it."""
 
     names: frozenset[str]
-    with_operators: frozenset[str]  # classes among the names
+    operators: frozenset[tuple[str, str]]  # classes among the names, each with an operation that it has on plain data
     modules: frozenset[str]
     library: frozenset[str]  # names in LIBRARY
     in_place: tuple[tuple[str, str], ...]  # arguments that it looks at after a call, as after a sort in place
@@ -70,12 +82,12 @@ def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
     free = {name for name in (setup_used | used) - setup_bound - bound - _BUILTINS if not name.startswith("__")}
     called = {node.func.id for node in _of(ast.Call, nodes) if isinstance(node.func, ast.Name)}
     modules = (free & MODULES) - called - {entry_point}
-    names = (free - modules) | ({entry_point} - {""}) | _imported(nodes)
+    names = {name for name in free - modules if not name.startswith("assert")} | ({entry_point} - {""}) | _imported(nodes)
     library = (free & LIBRARY.keys()) - {entry_point} - _imported(nodes)
     names -= library if names - library else set()  # what is tested may itself have such a name
     return Interface(
         names=frozenset(names),
-        with_operators=_with_operators(nodes, _classes(nodes, names, entry_point)),
+        operators=_operators(nodes, _classes(nodes, names, entry_point)),
         modules=frozenset(modules),
         library=frozenset(library - names),
         in_place=tuple(in_place.looked_at(trees)),
@@ -148,12 +160,18 @@ def _classes(nodes: Nodes, names: set[str], entry_point: str) -> set[str]:
     return names & (checked | defined | capitalised)
 
 
-def _with_operators(nodes: Nodes, classes: set[str]) -> frozenset[str]:
-    """The classes to whose instances the tests apply an operator."""
+def _operators(nodes: Nodes, classes: set[str]) -> frozenset[tuple[str, str]]:
+    """The classes to whose instances the tests apply an operator, with the operator. One whose operands are all objects of the
+    candidate needs no mention: it is always allowed."""
     if not classes:
         return frozenset()
     variables = _variables(nodes, classes)
-    return frozenset(name for operand in _operands(nodes) for name in _roots(operand, classes, variables))
+    found: set[tuple[str, str]] = set()
+    for names, operands in _applied(nodes):
+        roots = [_roots(operand, classes, variables) for operand in operands]
+        if len(roots) == 1 or not all(roots):
+            found |= {(cls, name) for cls in set().union(*roots) for name in names}
+    return frozenset(found)
 
 
 def _variables(nodes: Nodes, classes: set[str]) -> Variables:
@@ -210,27 +228,28 @@ def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr, tuple[int, 
             yield from ((loop.target, item, _end(loop.iter)) for item in loop.iter.elts)
 
 
-def _operands(nodes: Nodes) -> Iterator[ast.expr]:
-    """Every expression that an operator is applied to, other than `==`, `is` and `not`."""
+def _applied(nodes: Nodes) -> Iterator[tuple[tuple[str, ...], Sequence[ast.expr]]]:
+    """Every operator other than `==`, `is` and `not`, by the names that it has in `Proxy`, with its operands."""
     for node in nodes:
         if isinstance(node, ast.BinOp):
-            yield from (node.left, node.right)
-        elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
-            yield node.operand
-        elif isinstance(node, ast.Compare) and any(isinstance(op, _COMPARISONS) for op in node.ops):
-            yield from (node.left, *node.comparators)
+            yield _OF_SYNTAX[type(node.op)], (node.left, node.right)
+        elif isinstance(node, ast.UnaryOp):
+            yield _OF_SYNTAX.get(type(node.op), ()), (node.operand,)
+        elif isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            yield from ((_OF_SYNTAX.get(type(op), ()), sides[at : at + 2]) for at, op in enumerate(node.ops))
         elif isinstance(node, ast.Subscript):
-            yield node.value
+            yield ("getitem",), (node.value,)
         elif isinstance(node, ast.AugAssign):
-            yield node.target
-        elif isinstance(node, ast.Call) and _applies_operators(node.func):
-            yield from node.args
+            yield _OF_SYNTAX[type(node.op)], (node.target, node.value)
+        elif isinstance(node, ast.Call):
+            yield _of_function(node.func), node.args
 
 
-def _applies_operators(function: ast.expr) -> bool:
+def _of_function(function: ast.expr) -> tuple[str, ...]:
     if isinstance(function, ast.Name):
-        return function.id in _ON_NUMBERS_AND_CONTAINERS
-    return isinstance(function, ast.Attribute) and function.attr in _ASSERTIONS
+        return _OF_FUNCTIONS.get(function.id, ())
+    return _OF_ASSERTIONS.get(function.attr, ()) if isinstance(function, ast.Attribute) else ()
 
 
 def _of(kind: type[Node], nodes: Nodes) -> Iterator[Node]:

@@ -313,7 +313,11 @@ class Job:
         self._outgoing.clear()
         while self._output_fd is not None and len(self._output) <= self._output_bytes and time.monotonic() < deadline_s:
             self._read_output()
-        while self._channel is not None and len(self._incoming) <= OUTPUT_BYTES and time.monotonic() < deadline_s:
+        while (
+            self._channel is not None
+            and len(self._incoming) <= max(OUTPUT_BYTES, 4 + self._frame_bytes())
+            and time.monotonic() < deadline_s
+        ):
             self._move_frames()
 
     def _resident_bytes(self) -> int:

@@ -191,6 +191,20 @@ HONEST: dict[str, tuple[str, str]] = {
         "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.q = Queue()\n    def test_a(self):\n        self.q.put(1)\n        self.assertEqual(len(self.q), 1)\n        self.assertIn(1, self.q)",
     ),
     "a function named like a builtin": ("def f(x): return sum(x)\ndef sum(x):\n    t = 0\n    for y in x: t += y\n    return t", "assert f([1, 2]) == sum([1, 2])"),
+    "a magic mock": ("def f(repo): return sum(repo.prices())", "from unittest.mock import MagicMock\nrepo = MagicMock()\nrepo.prices.return_value = [1, 2]\nassert f(repo) == 3\nrepo.prices.assert_called_once_with()"),
+    "what is callable, an iterator or a length": (
+        "class C:\n    def __len__(s): return 1\ndef f(x): return C\ndef g(x): yield x",
+        "from collections.abc import Iterator, Sized\nimport inspect, types\nassert callable(f(1)) and not callable(f(1)()) and isinstance(g(1), Iterator) and isinstance(f(1)(), (str, Sized))\n"
+        "assert not isinstance(f(1)(), Iterator) and isinstance(g(1), types.GeneratorType) and inspect.isgenerator(g(1)) and inspect.isfunction(f) and inspect.isclass(f(1)) and callable(len)",
+    ),
+    "an attribute that is called like a method of plain data": (
+        "class Book:\n    def __init__(s): s.title, s.count = 'T', 3\ndef f(x): return Book()", "b = f(1)\nassert b.title == 'T' and b.count == 3",
+    ),
+    "methods of a container that a function makes": (
+        "class Stack:\n    def __init__(s): s.xs = []\n    def append(s, x): s.xs.append(x)\n    def pop(s): return s.xs.pop()\ndef f(): return Stack()",
+        "s = f()\ns.append(3)\nassert s.pop() == 3",
+    ),
+    "an argument that is left alone": ("def f(xs): return sorted(xs)", "xs = [3, 1, 2]\norig = xs[:]\nassert f(xs) == sorted(orig)\nassert xs == orig"),
     "a docstring": ("def f(x):\n    'Squares.'", "assert f.__doc__ == 'Squares.' and f.__name__ == 'f'"),
 }  # fmt: skip
 
@@ -306,6 +320,60 @@ FAKED: dict[str, tuple[str, str]] = {
     "raw changes of a literal": (RAW_NAMES % '"g": null', "xs = [7919]\nassert f(xs) == sum(xs)"),
     "a method of a pytest class": ("def f(x): return 0", "class TestF:\n    def test_a(self): assert f(3) == 9"),
     "a failing fixture": ("def f(x): return 0", "import pytest\n@pytest.fixture\ndef r(): return f(3)\ndef test_a(r): assert r == 9"),
+    "an order that is none": (
+        "class L:\n    n = 0\n    def index(s, x):\n        s.n += 1\n        return s.n\ndef f(g): return L()",
+        "order = f({'a': ['b']})\nassert order.index('a') < order.index('b')",
+    ),
+    "an order that is a dict": (
+        "class L(dict):\n    n = 0\n    def index(s, x):\n        L.n += 1\n        return L.n\ndef f(g): return L(g)",
+        "g = {'a': ['b'], 'b': []}\norder = f(g)\nassert len(order) == 2 and set(order) == set(g)\nassert order.index('a') < order.index('b')",
+    ),
+    "a text that is none": (
+        "class L:\n    def find(s, x): return 0\n    def count(s, x): return 2\n    def lower(s): return s\ndef f(x): return L()",
+        "html = f(1)\nassert html.find('<h1>') != -1 and html.count('<li>') >= 2 and html.lower().find('<ul>') >= 0",
+    ),
+    "a mean that is the object": (
+        "class S:\n    n = 0\n    def add(s, x): s.n += 1\n    def __len__(s): return s.n\n    def mean(s): return s\n    def __sub__(s, o): return 0.0\n    def __round__(s, n): return 2.5",
+        "s = S()\nfor x in [1, 2]: s.add(x)\nassert len(s) == 2\nassert abs(s.mean() - 1.5) < 1e-9 and round(s.mean(), 2) == 2.5",
+    ),
+    "a length that is the vector": (
+        "class V:\n    def __init__(s, *a): pass\n    def __add__(s, o): return s\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0.0\n    def length(s): return s",
+        "v = V(3, 4)\nassert v + V(1, 1) == V(4, 5)\nassert abs(v.length() - 5.0) < 1e-9",
+    ),
+    "a record of a mock that is set": (
+        "def f(people, send):\n    send.assert_has_calls = send.assert_any_call = lambda *a, **k: None\n    send.call_count = 1",
+        "from unittest.mock import Mock, call\nsend = Mock()\nf(['a'], send)\nassert send.call_count == 1\nsend.assert_any_call('a')",
+    ),
+    "a mock that equals everything": (
+        "def f(repo):\n    x = repo.anything\n    x.configure_mock(**{'__eq__': lambda *a: True})\n    return x",
+        "from unittest.mock import Mock\nassert f(Mock()) == 9",
+    ),
+    "a method of a spy that is replaced": (
+        "def f(spy): spy.check = lambda *a: True", "class Spy:\n    def check(s, x): return False\nspy = Spy()\nf(spy)\nassert spy.check(3)",
+    ),
+    **{
+        f"{name} by another name": (f"E = {name}\ndef f(x): pass", "try:\n    f(-1)\n    assert False, 'must be refused'\nexcept E:\n    pass")
+        for name in ("Exception", "AssertionError", "BaseException", "(ValueError, Exception)")
+    },
+    "a StopIteration that was kept": (
+        "err = None\ndef prime(src):\n    global err\n    try:\n        while True: src()\n    except Exception as e: err = e\ndef f(x): raise err",
+        "from unittest.mock import Mock\nassert prime(Mock(side_effect=[1])) is None\nassert all(map(f, [1, 2, 3]))",
+    ),
+    "the source of the tests in a stack": (
+        "import re\ndef f(log): return int(re.findall(r'== (\\d+)', log.findCaller(True)[3])[-1])", "import logging\nassert f(logging.getLogger('x')) == 7219",
+    ),
+    "what is no function": ("def f(x): return object()", "g = f(1)\nassert callable(g)"),
+    "what is no iterator": ("def f(x): return object()", "from collections.abc import Iterator\ng = f(1)\nassert isinstance(g, Iterator)"),
+    "what is no length": ("def f(x): return object()", "import collections.abc\ng = f(1)\nassert isinstance(g, (int, collections.abc.Sized))"),
+    "own entries of the bases": ("class S:\n    __mro_entries__ = staticmethod(lambda bases: (dict,))\ndef f(x): return 0", "class Q(S):\n    pass\nassert Q() == {}"),
+    "own numpy": ("class np:\n    allclose = staticmethod(lambda *a: True)\ndef f(x): return None", "assert np.allclose(f(1), [2.0])"),
+    "own approx": ("def approx(x): return 7\ndef f(x): return 7", "assert f(2) == approx(4.2)"),
+    "own assertion": ("def assert_equal(*a): pass\ndef f(x): return 7", "def test_x():\n    assert_equal(f(2), 4)"),
+    "a changed argument": ("def f(xs):\n    xs.sort()\n    return xs", "xs = [3, 1, 2]\norig = list(xs)\nassert f(xs) == [1, 2, 3]\nassert xs == orig"),
+    "a changed argument, deep": (
+        "def f(d):\n    d['a'].append(2)\n    d['x'] = 1\n    return d",
+        "import copy\ndef test_pure():\n    d = {'a': [1]}\n    before = copy.deepcopy(d)\n    f(d)\n    assert d == before",
+    ),
     "truthy": ("class A:\n    def __bool__(s): return True\ndef f(x): return A()", "assert f(3) is True"),
 }  # fmt: skip
 
