@@ -105,7 +105,12 @@ class ModelConfig:
     prepare: str = choice(
         "",
         "What makes the folder, and the problems, when they do not exist",
-        {"": "nothing: they must exist", "debug": "a tiny model, made on this machine", "smollm2": "SmolLM2-135M, downloaded"},
+        {
+            "": "nothing: they must exist",
+            "debug": "a tiny model, made on this machine",
+            "debug_student": "the same, and an untrained model that it can teach",
+            "smollm2": "SmolLM2-135M, downloaded",
+        },
     )
     dtype: str = choice("bfloat16", "Type of the weights in trainer and engines", {"float32": "on a CPU", "bfloat16": "on GPUs"})
     shape: ShapeConfig = field(default_factory=ShapeConfig)
@@ -240,9 +245,14 @@ class AlgoConfig:
         return self.teacher.startswith(("http://", "https://"))
 
     @property
+    def teacher_has_engine(self) -> bool:
+        """Whether the run starts a server for the teacher."""
+        return bool(self.teacher) and not self.teacher_has_address and self.teacher_on == "engine"
+
+    @property
     def teacher_is_asked(self) -> bool:
         """Whether the workers ask a server for the teacher's log-probs. Otherwise the trainer computes them."""
-        return self.teacher_has_address or (bool(self.teacher) and self.teacher_on == "engine")
+        return self.teacher_has_address or self.teacher_has_engine
 
     @property
     def teacher_is_reference(self) -> bool:

@@ -1,4 +1,4 @@
-"""One rank of the rollout fleet: an SGLang server and the worker that keeps it busy.
+"""One rank of the rollout fleet: an SGLang server and the worker that keeps it busy, or the teacher's server.
 
     torchrun --nproc-per-node N -m -- rollout --run outputs/x --queue tcp://host:port --engine-port 20000
 
@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,11 +22,14 @@ from urllib.parse import urlsplit
 from conf.compose.load import read_run
 from conf.compose.model_description import description_of
 from conf.schema import ConfigError, RunConfig
+from rollout.engine_client import EngineError
 from rollout.engine_process import Engine, EngineSettings
 from rollout.exit_codes import CANNOT_START
 from rollout.queue.client import AsyncQueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
-from rollout.worker import CannotStart, Worker, WorkerError
+from rollout.worker.teacher import ADDRESS_FILE, Teacher, TeacherError
+from rollout.worker.teacher_engine import serve
+from rollout.worker.worker import CannotStart, Worker, WorkerError
 
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
 
@@ -39,10 +43,13 @@ def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:
         log_to(arguments.run / "logs" / f"worker-{number}.log")
         settings = engine_settings(config, keys, arguments, number)
         engine = Engine(replace(settings, launcher=launcher) if launcher else settings)
-        asyncio.run(work(f"engine-{number}", config, engine, arguments.queue, keys))
-    except (ConfigError, KeysError, WorkerError, QueueError) as error:
+        if is_teacher(config, number):
+            asyncio.run(teach(config, engine, arguments.run, arguments.queue, keys))
+        else:
+            asyncio.run(work(f"engine-{number}", config, engine, arguments.run, arguments.queue, keys))
+    except (ConfigError, KeysError, WorkerError, QueueError, TeacherError, EngineError) as error:
         logging.getLogger("rollout").error("engine-%d: %s", number, error)
-        return CANNOT_START if isinstance(error, ConfigError | KeysError | CannotStart) else 1
+        return CANNOT_START if isinstance(error, ConfigError | KeysError | CannotStart | TeacherError) else 1
     return 0
 
 
@@ -55,20 +62,41 @@ def read_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def work(name: str, config: RunConfig, engine: Engine, endpoint: str, keys: RunKeys) -> None:
+async def work(name: str, config: RunConfig, engine: Engine, run_dir: Path, endpoint: str, keys: RunKeys) -> None:
     """Runs one worker until the run is over or SIGTERM comes."""
-    async with AsyncQueueClient(endpoint, keys, name, timeout_s=config.trainer.stall_s) as queue:
-        worker = Worker(name, config, engine, queue)
+    async with (
+        AsyncQueueClient(endpoint, keys, name, timeout_s=config.trainer.stall_s) as queue,
+        Teacher.of(config, run_dir, keys) or nullcontext() as teacher,
+    ):
+        if teacher is not None and config.algo.teacher_has_address:
+            await teacher.check(config, description_of(config, run_dir))
+        worker = Worker(name, config, engine, queue, teacher)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.close)
         await worker.run()
 
 
+def is_teacher(config: RunConfig, number: int) -> bool:
+    """Whether this rank runs the teacher's server: the one after the engines of the policy."""
+    return config.algo.teacher_has_engine and number == config.rollout.engines
+
+
+async def teach(config: RunConfig, engine: Engine, run_dir: Path, endpoint: str, keys: RunKeys) -> None:
+    """Runs the teacher's server until the run is over or SIGTERM comes."""
+    async with AsyncQueueClient(endpoint, keys, "teacher", timeout_s=config.trainer.stall_s) as queue:
+        serving = asyncio.create_task(serve(engine, run_dir / ADDRESS_FILE, config.rollout, queue))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        with suppress(asyncio.CancelledError):
+            await serving
+
+
 def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namespace, number: int) -> EngineSettings:
     """The server of this rank."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank, teaches = int(os.environ.get("LOCAL_RANK", "0")), is_teacher(config, number)
     return EngineSettings(
-        model=description_of(config, arguments.run),
+        model=Path(config.algo.teacher) if teaches else description_of(config, arguments.run),
+        load_format="auto" if teaches else "dummy",
         host=own_address(arguments.queue),
         port=arguments.engine_port + PORTS_PER_ENGINE * local_rank,
         log_file=arguments.run / "logs" / f"engine-{number}.log",

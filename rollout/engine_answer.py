@@ -1,10 +1,10 @@
-"""What an engine answers to a generation request, checked before anything of it is used.
+"""What an engine answers to a request to generate or to score, checked before anything of it is used.
 
 This is the one place that decides whether an engine's tokens may enter the ledger. An engine that answers anything else is broken
 or is not ours; the worker replaces it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from reprlib import repr as short
@@ -49,15 +49,39 @@ def read_generated(body: Mapping[str, Any], *, most_tokens: int, vocabulary: int
         isinstance(scored, list) and all(isinstance(one, list) and len(one) == 3 for one in scored), "log-probs of another shape"
     )
     _need([token for _, token, _ in scored] == tokens, "output_ids and output_token_logprobs disagree")
-    for logprob, _, _ in scored:
-        sound = type(logprob) in (int, float) and LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB  # NaN is neither
-        _need(sound, f"log-prob {short(logprob)}")
+    _check_logprobs(scored)
     return Generated(
         tokens=np.array(tokens, dtype=np.int32),
         logprobs=np.array([logprob for logprob, _, _ in scored], dtype=np.float32),
         versions=_versions(meta.get("weight_versions") or [], len(tokens)),
         finish=finish,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """The answer to one `score`."""
+
+    logprobs: npt.NDArray[np.float32]  # [n], natural log, at temperature 1
+    texts: Sequence[str | None]  # [n], the text of each token, if it was asked for and the server has a tokenizer
+
+
+def read_scored(body: Mapping[str, Any], tokens: Sequence[int]) -> Scored:
+    """The log-probs of the last n `tokens` of a prompt, from the answer of `/generate`. Raises AnswerError."""
+    scored = _get(_get(body, "meta_info", dict), "input_token_logprobs", list)
+    _need(all(isinstance(one, list) and len(one) == 3 for one in scored), "log-probs of another shape")
+    _need([token for _, token, _ in scored[1:]] == list(tokens), "log-probs of other tokens than those that were sent")
+    _check_logprobs(scored[1:])  # the first is the token before them, without a log-prob
+    return Scored(
+        logprobs=np.array([logprob for logprob, _, _ in scored[1:]], dtype=np.float32),
+        texts=tuple(text if isinstance(text, str) else None for _, _, text in scored[1:]),
+    )
+
+
+def _check_logprobs(scored: Sequence[Sequence[Any]]) -> None:
+    for logprob, *_ in scored:
+        sound = type(logprob) in (int, float) and LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB  # NaN is neither
+        _need(sound, f"log-prob {short(logprob)}")
 
 
 def _versions(spans: Any, tokens: int) -> npt.NDArray[np.int32]:

@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
-from rollout.engine_answer import LARGEST_VOCABULARY, AnswerError, Generated, read_generated
+from rollout.engine_answer import LARGEST_VOCABULARY, AnswerError, Generated, Scored, read_generated, read_scored
 
 UNPUSHED = -1
 """The version that an engine reports before its first push."""
@@ -122,6 +122,24 @@ class EngineClient:
             return read_generated(body, most_tokens=max_new_tokens, vocabulary=vocabulary)
         except AnswerError as error:
             raise BadAnswer(self.url, "/generate", f"unexpected answer: {error}") from error
+
+    async def score(self, tokens: Sequence[int], start: int, *, deadline_s: float, with_text: bool = False) -> Scored:
+        """The log-probs of tokens[start:], each after all tokens before it, at temperature 1. start >= 1."""
+        request = {
+            "input_ids": list(tokens),
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,  # it counts the token whose prediction is the first log-prob
+            "return_text_in_logprobs": with_text,
+        }
+        body = await self._json("POST", "/generate", request, deadline_s=deadline_s, headers=self._headers)
+        try:
+            return read_scored(body, tokens[start:])
+        except AnswerError as error:
+            raise BadAnswer(self.url, "/generate", f"unexpected answer: {error}") from error
+
+    async def server_info(self, *, deadline_s: float = CONTROL_S) -> dict[str, Any]:
+        return await self._json("GET", "/server_info", None, deadline_s=deadline_s, headers=self._headers)
 
     async def abort(self, rid: str, *, deadline_s: float = CONTROL_S) -> None:
         """Ends one request: its `generate` returns what there is, with finish `abort`. An unknown `rid` is no error.

@@ -54,7 +54,7 @@ def model_folder(case: Case) -> Finding:
 
 
 def _names_end_token(folder: Path) -> bool:
-    """Whether the folder names an end token, by the rule of rollout/worker.py. Another check reports invalid JSON."""
+    """Whether the folder names an end token, by the rule of rollout/worker/worker.py. Another check reports invalid JSON."""
     for name in ("generation_config.json", CONFIG):
         try:
             if json.loads((folder / name).read_text()).get("eos_token_id") is not None:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
-from launch.placement.ports import ENGINE_PORTS, Ports
+from launch.placement.ports import ENGINE_PORTS, Ports, servers
 from rollout.guard import guarded
 
 
@@ -131,14 +131,14 @@ def _assign(shares: Sequence[_Share], nodes: Sequence[Node], lost: Collection[st
 def _shares(config: RunConfig, nodes: Sequence[Node]) -> list[_Share]:
     """What each node has to run when all nodes are there. Raises ConfigError when the run does not fit."""
     world = trainer_ranks(config)
-    engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
+    engines, engine_tp = servers(config), config.rollout.engine_tp
     if config.cluster.device == "cpu":
         # The smallest number of ranks per node with which the run fits.
         every = (_divide(config, len(nodes), per_node) for per_node in range(1, world + engines * engine_tp + 1))
         return next(found for found in every if found is not None)
     needs = (
         f"the trainer needs {world} GPUs (trainer.tp x pp x cp x dp) and the engines {engines * engine_tp} "
-        f"(rollout.engines x engine_tp)"
+        f"(rollout.engines{' and one teacher' if config.algo.teacher_has_engine else ''}, x engine_tp)"
     )
     per_node = nodes[0].gpus
     if per_node == 0 or any(node.gpus != per_node for node in nodes):
@@ -163,7 +163,7 @@ def trainer_ranks(config: RunConfig) -> int:
 def _divide(config: RunConfig, nodes: int, per_node: int) -> list[_Share] | None:
     """Trainer ranks first, then engines, `per_node` ranks on each node; None if the run does not fit."""
     trainer_left = trainer_ranks(config)
-    engines, engine_tp = config.rollout.engines, config.rollout.engine_tp
+    engines, engine_tp = servers(config), config.rollout.engine_tp
     if trainer_left > per_node and trainer_left % per_node:
         return None
     shares, placed = [], 0
@@ -253,7 +253,8 @@ def _rollout(context: _Context, number: int, node: Node, share: _Share) -> Proce
     argv = context.torchrun(context.rollout_python, "rollout", share.engines, rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue]
     argv += ["--engine-port", str(ports.engine + first * ENGINE_PORTS), "--first-engine", str(first)]
-    engines = {f"engine-{n}": ports.engine + n * ENGINE_PORTS for n in range(first, first + share.engines)}
+    names = {n: f"engine-{n}" for n in range(context.config.rollout.engines)}  # the teacher's server comes after them
+    engines = {names.get(n, "teacher"): ports.engine + n * ENGINE_PORTS for n in range(first, first + share.engines)}
     gpus = share.engine_gpus if context.has_gpus else ()
     return ProcessSpec(
         role="rollout", name=f"rollout-{number}", node=node.name, address=node.address, argv=tuple(argv),

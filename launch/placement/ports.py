@@ -24,6 +24,11 @@ JOB_PORTS = 8 * SLOT_PORTS
 ENGINE_BLOCK = ENGINE_PORTS + 1  # with the rendezvous port of the rollout process whose first engine it is
 
 
+def servers(config: RunConfig) -> int:
+    """The SGLang servers that the run starts: the engines of the policy, and after them the teacher's."""
+    return config.rollout.engines + config.algo.teacher_has_engine
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ports:
     """The ports of a run."""
@@ -36,13 +41,13 @@ class Ports:
 
     @staticmethod
     def count(config: RunConfig) -> int:
-        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_BLOCK * config.rollout.engines
+        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_BLOCK * servers(config)
 
     @classmethod
     def starting_at(cls, base: int, config: RunConfig) -> "Ports":
         push = base + FIXED_PORTS
         engine = push + PUSH_PORTS * config.trainer.pp
-        rollout = engine + ENGINE_PORTS * config.rollout.engines
+        rollout = engine + ENGINE_PORTS * servers(config)
         return cls(queue=base, trainer=base + 1, push=push, engine=engine, rollout=rollout)
 
 

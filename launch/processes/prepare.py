@@ -43,17 +43,20 @@ class Recipe:
     project: Path = PROJECT  # the folder of the module
 
 
+DEBUG = (
+    Recipe(target=Path("debug/data"), what="generated problems", module="reward.debug_problems"),
+    Recipe(
+        target=Path("debug/model"),
+        what="the debug model, warm-started (its lines say how long this machine needs)",
+        module="trainer.prepare.warm_start",
+        needs="debug/data",
+    ),
+)
+STUDENT = Recipe(target=Path("debug/student"), what="an untrained model", module="trainer.prepare.untrained", needs="debug/model")
 RECIPES: dict[str, Sequence[Recipe]] = {  # by model.prepare
     "": (),
-    "debug": (
-        Recipe(target=Path("debug/data"), what="generated problems", module="reward.debug_problems"),
-        Recipe(
-            target=Path("debug/model"),
-            what="the debug model, warm-started (its lines say how long this machine needs)",
-            module="trainer.prepare.warm_start",
-            needs="debug/data",
-        ),
-    ),
+    "debug": DEBUG,
+    "debug_student": (*DEBUG, STUDENT),
     "smollm2": (
         Recipe(target=Path("smollm2/model"), what="SmolLM2-135M-Instruct", module="trainer.prepare.import_gguf"),
         Recipe(

@@ -63,11 +63,14 @@ def _engines(ledger: Ledger, roster: Roster) -> Iterator[Row]:
         yield Row(f"engine {engine_id}", f"its restart: {reason}", "")
 
 
+WORK = {"worker": "segments to generate", "teacher": "segments to score"}
+
+
 def _holders(ledger: Ledger, roster: Roster, now: float) -> Iterator[Row]:
     leases = ledger.leases.counts()
     for name, holder in sorted(roster.holders.items()):
         own = f"{leases[name]} leases of its own"
-        waits_for = own if leases[name] else "segments to generate" if holder.role == "worker" else "completions to grade"
+        waits_for = own if leases[name] else WORK.get(holder.role, "completions to grade")
         hungry = "" if holder.hungry_s is None or leases[name] else f"{now - holder.hungry_s:.0f} s, "
         yield Row(f"{holder.role or 'process'} {name}", waits_for, f"{hungry}heard {now - holder.heard_s:.1f} s ago")
     for role in ("worker", "judge"):

@@ -33,6 +33,11 @@ def next_token(tokens: Sequence[int], version: int) -> tuple[int, float]:
     return int.from_bytes(digest[:4], "big") % VOCABULARY, -1e-3 * (1 + digest[4])
 
 
+def prompt_logprob(tokens: Sequence[int], at: int) -> float:
+    """The log-prob of the prompt's token `at` under the pseudo-model, whatever its version."""
+    return next_token(tokens[: at + 1], 0)[1]
+
+
 @dataclass
 class Request:
     tokens: list[int]
@@ -79,6 +84,7 @@ class FakeEngine:
             [
                 web.get("/health", self._health),
                 web.get("/model_info", self._model_info),
+                web.get("/server_info", self._server_info),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._pause),
@@ -105,7 +111,7 @@ class FakeEngine:
 
     @web.middleware
     async def _authorise(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        open_to_users = request.path in ("/generate", "/model_info", "/health")
+        open_to_users = request.path in ("/generate", "/model_info", "/server_info", "/health")
         key = self.api_key if open_to_users else self.admin_api_key
         if key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
@@ -124,6 +130,8 @@ class FakeEngine:
 
     async def _generate(self, http: web.Request) -> web.Response:
         body = await http.json()
+        if body.get("logprob_start_len") is not None:
+            return web.json_response({"output_ids": [], "meta_info": {"input_token_logprobs": self._scored(body)}})
         parameters, rid = body["sampling_params"], body["rid"]
         if len(body["input_ids"]) + parameters["max_new_tokens"] > self.context_length:
             return web.Response(status=400, text="Requested token count exceeds the model's maximum context length")
@@ -140,6 +148,18 @@ class FakeEngine:
             "weight_versions": spans(request.versions),
         }
         return web.json_response({"output_ids": [token for _, token, _ in request.scored], "meta_info": meta})
+
+    def _scored(self, body: dict[str, Any]) -> list[list[Any]]:
+        """The first of the scored tokens has no log-prob, as in SGLang."""
+        start, tokens = body["logprob_start_len"], body["input_ids"]
+        with_text = body.get("return_text_in_logprobs", False)
+        return [
+            [None if at == start else prompt_logprob(tokens, at), tokens[at], f"t{tokens[at]}" if with_text else None]
+            for at in range(start, len(tokens))
+        ]
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"max_req_input_len": self.context_length})
 
     async def _run(self, request: Request, max_new_tokens: int, stop_tokens: set[int]) -> str:
         while True:

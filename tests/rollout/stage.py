@@ -55,9 +55,12 @@ QWEN2 = {
 class Stage:
     """A run's folder and its processes."""
 
-    def __init__(self, folder: Path, wait_s: float = WAIT_S, **rollout: object) -> None:
+    def __init__(
+        self, folder: Path, wait_s: float = WAIT_S, teacher: str = "", teacher_on: str = "trainer", **rollout: object
+    ) -> None:
         self.run = folder / "run"
         self.config = run_config(folder, rollout)
+        self.config.algo.teacher, self.config.algo.teacher_on = teacher, teacher_on
         self.wait_s = wait_s
         write_run(self.config, self.run)
         self.keys = RunKeys.create(self.run)
@@ -212,9 +215,9 @@ def leased(stage: Stage) -> int:
     return sum(stage.client.status()["leases"].values())
 
 
-def listener(engine: EngineInfo) -> int:
-    """The process that listens where the engine does."""
+def listener(url: str) -> int:
+    """The process that listens at this address."""
     import psutil
 
-    port = int(engine.url.rsplit(":", 1)[1])
+    port = int(url.rsplit(":", 1)[1])
     return next(c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port and c.pid)

@@ -10,8 +10,8 @@ from conf.schema import ConfigError
 from rollout.__main__ import own_address
 from rollout.engine_answer import Generated
 from rollout.ledger.records import Finish, Position, SegmentWork
-from rollout.meter import Meter
-from rollout.worker import CannotStart, finish_of, stop_token_ids
+from rollout.worker.meter import Meter
+from rollout.worker.worker import CannotStart, finish_of, stop_token_ids
 
 
 def write_model(folder: Path, config: dict, generation: dict | None = None) -> Path:

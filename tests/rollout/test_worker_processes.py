@@ -66,7 +66,7 @@ def test_killed_engine_is_restarted_and_its_trajectories_go_on(stage: Stage) -> 
     stage.slow_down(engine, 0.05)
     stage.publish([engine])
     wait_until(lambda: leased(stage), "leases")
-    os.kill(listener(engine), signal.SIGKILL)
+    os.kill(listener(engine.url), signal.SIGKILL)
     wait_until(lambda: bool(stage.client.fleet()) and stage.client.fleet()[0].epoch != engine.epoch, "the engine's next start")
     (restarted,) = stage.fleet(1)
     assert restarted.version is None and not leased(stage)  # no weights yet, so no work

@@ -11,8 +11,9 @@
                                    under a new epoch           (process, health, verdict)
     _fill        free slots        a flight for each lease     an engine; a slot; the        `ready`; `landed`; the
                                                                server's long poll            server
-    _fly         one lease         one acknowledged report     the engine; the server        the engine, `stop`,
-                                                                                             `request_s`; the server
+    _fly         one lease         one acknowledged report     the engine; the teacher;      the engine, the teacher,
+                                                               the server                    `stop`, `request_s`;
+                                                                                             the server
     _keep_heard  leases in flight  `stop`, `ended`, `closing`  a quarter of `lease_s`        the clock
     run          `closing`, or a   partial segments, the       the flights, DRAIN_S at       a heartbeat, a signal,
                  failed task       engine's end                most                          a failure
@@ -31,7 +32,7 @@ import json
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,8 +44,9 @@ from rollout.engine_answer import LARGEST_VOCABULARY, Generated
 from rollout.engine_client import BadAnswer, EngineCallError, EngineClient, EngineError
 from rollout.engine_process import Engine, EngineStartError
 from rollout.ledger.records import Finish, Position, RecordError, Segment, SegmentWork
-from rollout.meter import Meter
 from rollout.queue.client import AsyncQueueClient, QueueError, Refused
+from rollout.worker.meter import Meter
+from rollout.worker.teacher import Teacher, TeacherRefuses
 
 HEARTBEAT_S = 2.0  # longest time between two heartbeats, which also carry figures for the metrics
 LEASE_WAIT_S = 5.0  # duration of one long poll for leases
@@ -71,7 +73,7 @@ class CannotStart(WorkerError):
 
 
 class PromptRefused(Exception):
-    """The engine will not run this prompt: it is too long, for instance. No other engine will."""
+    """The engine will not run this prompt, or the teacher will not score it: it is too long, for instance. No other would."""
 
 
 def stop_token_ids(model: Path) -> list[int]:
@@ -131,8 +133,11 @@ class _Flight:
 class Worker:
     """`await run()` returns when the run is over or after `close()`; it raises WorkerError when it cannot go on."""
 
-    def __init__(self, name: str, config: RunConfig, engine: Engine, queue: AsyncQueueClient) -> None:
+    def __init__(
+        self, name: str, config: RunConfig, engine: Engine, queue: AsyncQueueClient, teacher: Teacher | None = None
+    ) -> None:
         self.name = name
+        self._teacher = teacher
         self.meter = Meter()
         self._config = config.rollout
         self._stuck_s = config.trainer.push_s + HEALTH_S  # a push may stop an engine from answering for at most this time
@@ -274,7 +279,7 @@ class Worker:
         """Carries out one lease, until its report is acknowledged."""
         position = flight.work.position
         try:
-            segment = await self._generate(flight)
+            segment = await self._taught(await self._generate(flight), flight)
             where = position.group, position.trajectory, position.offset
             outcome = await self._queue.report_segment(self.name, *where, segment)
             if not self._has_tokens and len(segment.tokens):
@@ -355,6 +360,19 @@ class Worker:
             finish=finish,
             engine=self.name,
         )
+
+    async def _taught(self, segment: Segment, flight: _Flight) -> Segment:
+        """The segment with the log-probs of the teacher, if the run has one. Without its answer the lease is handed back.
+
+        Raises PromptRefused.
+        """
+        if self._teacher is None or not len(segment.tokens):
+            return segment
+        try:
+            logprobs = await self._teacher.logprobs(flight.work.input_tokens, segment.tokens, flight.stop)
+        except TeacherRefuses as error:
+            raise PromptRefused(str(error)) from error
+        return self._nothing() if logprobs is None else replace(segment, teacher=logprobs)
 
     def _nothing(self) -> Segment:
         """Hands a lease back."""
