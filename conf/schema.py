@@ -145,7 +145,6 @@ class AlgoConfig:
             "grpo": "(r - mean) / (std + eps) over its group",
             "dr_grpo": "r - mean of its group",
             "rloo": "r - mean of the other completions of its group",
-            "none": "0: rewards are logged only, and a teacher alone decides what is learned",
         },
         loaded_by="trainer",
     )
@@ -216,6 +215,9 @@ class AlgoConfig:
             "trainer": "in the trainer, in the place of the reference policy: it must have the shape of the model",
             "engine": "on an SGLang server of its own, which the run starts: any model with the same tokenizer",
         },
+    )
+    reward_weight: float = number(
+        1.0, "Factor of the advantage from rewards beside a teacher. 0: rewards are only logged (pure distillation)", at_least=0
     )
     teacher_weight: float = number(
         1.0, "Factor of (log-prob of the policy - log-prob of the teacher), which each token's advantage is reduced by", above=0

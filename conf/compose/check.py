@@ -183,8 +183,8 @@ def _check_teacher(config: RunConfig) -> None:
     algo = config.algo
     for refused, message in (
         (
-            algo.advantage == "none" and not algo.teacher,
-            "algo.advantage=none without algo.teacher: there is nothing to learn from, so name a teacher or another advantage",
+            not algo.teacher and algo.reward_weight != 1,
+            f"algo.reward_weight={algo.reward_weight} without algo.teacher: it weighs rewards against a teacher, so name one",
         ),
         (
             not algo.teacher and algo.teacher_on != "trainer",
@@ -203,10 +203,6 @@ def _check_teacher(config: RunConfig) -> None:
             algo.teacher_is_asked and config.rollout.temperature != 1,
             f"rollout.temperature={config.rollout.temperature} with a teacher on a server: SGLang gives the log-probs of a "
             "prompt at temperature 1 only, so set rollout.temperature=1, or algo.teacher_on=trainer",
-        ),
-        (
-            bool(algo.teacher) and algo.drop_no_signal,
-            "algo.drop_no_signal=true with algo.teacher would drop groups that the teacher can still teach: set it to false",
         ),
     ):
         if refused:

@@ -138,11 +138,10 @@ def test_without_staleness_no_correction_is_needed() -> None:
         ({"policy_loss": "gspo"}, "set algo.behaviour_level=geometric or sequence"),
         ({"overlong_buffer_fraction": 1.0}, "overlong_buffer_fraction=1.0: must be at least 0 and below 1"),
         ({"entropy_coef": float("inf")}, "entropy_coef=inf: must be a finite number"),
-        ({"advantage": "none"}, "algo.advantage=none without algo.teacher"),
+        ({"reward_weight": 0}, "algo.reward_weight=0 without algo.teacher"),
         ({"teacher_on": "engine"}, "algo.teacher_on=engine without algo.teacher"),
         ({"teacher_on": "engine", "teacher": "http://host:1"}, "algo.teacher_on=engine has no effect"),
         ({"teacher": "folder", "kl_coef": 0.1}, "takes the place of the reference policy"),
-        ({"teacher": "folder", "drop_no_signal": True}, "would drop groups that the teacher can still teach"),
     ],
 )
 def test_objectives_that_would_do_nothing_or_harm_are_refused(settings: dict[str, object], message: str) -> None:
@@ -160,7 +159,7 @@ def test_objectives_that_would_do_nothing_or_harm_are_refused(settings: dict[str
         {"policy_loss": "gspo", "behaviour_level": "sequence"},
         {"behaviour_correction": "mask", "behaviour_floor": 0.5},
         {"dual_clip": 3.0},
-        {"teacher": "folder", "advantage": "none"},
+        {"teacher": "folder", "reward_weight": 0},
         {"teacher": "folder", "teacher_on": "engine", "kl_coef": 0.1},
         {"teacher": "https://host:1/v", "kl_coef": 0.1},
     ],

@@ -35,12 +35,7 @@ def rloo(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
     return _centred(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-def none(rewards: F64, group: Group, algo: AlgoConfig) -> F64:
-    """0 for every completion, so that only a teacher's term is left in the advantages of the tokens."""
-    return np.zeros_like(rewards)
-
-
-ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "none": none}
+ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 
 
 def overlong_penalties(lengths: I64, limit: int, buffer_fraction: float, penalty: float) -> F32:

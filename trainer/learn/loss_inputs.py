@@ -46,7 +46,7 @@ def make_loss_inputs(
         for divergence in divergences:
             figures.add("kl/reference", divergence)
         rewards = rewards - algo.kl_coef * trajectory_sums(microbatches, divergences, len(rewards), mesh)
-    advantages = batch_advantages(batch, rewards, advantage, algo)
+    advantages = algo.reward_weight * batch_advantages(batch, rewards, advantage, algo)
     in_loss = list(reference) if algo.kl_in == "loss" and algo.kl_coef > 0 else [None] * len(microbatches)
     teachers: list[Tensor | None] = [*teacher] if teacher else [None] * len(microbatches)
     made = []

@@ -159,7 +159,7 @@ def taught_step(
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0
-    settings.algo.teacher, settings.algo.advantage = "http://server:1" if asked else teacher, "none"
+    settings.algo.teacher, settings.algo.reward_weight = "http://server:1" if asked else teacher, 0.0
     mesh = process_groups.initialize(Layout(tp=tp, pp=pp), seed=0, timeout_s=60)
     policy = load_policy(settings, mesh)
     taken = batch()
