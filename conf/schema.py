@@ -120,9 +120,24 @@ class ModelConfig:
 class DataConfig:
     """The problems."""
 
-    train: list[str] = texts("Problems to train on: JSONL files, or data sets such as hf://name?split=train")
+    train: list[str] = texts(
+        "Problems to train on: files, folders, patterns of files, or data sets such as hf://name?split=train"
+    )
+    weights: list[float] = field(
+        default_factory=list,
+        metadata={
+            RULE: Rule(meaning="Share of each entry of data.train in the prompts, as [3, 1]. []: all problems equally often")
+        },
+    )
     heldout: list[str] = texts("Problems for evaluation only")
-    reader: str = choice("", "What reads the problems", {"": "JSONL files and hf://"}, loaded_by="queue")
+    heldout_fraction: float = number(
+        0.0, "This share of data.train is held out for evaluation, chosen by the prompts themselves. 0: none", at_least=0, below=1
+    )
+    task: Any = field(
+        default=None,
+        metadata={RULE: Rule(meaning='Task of the rows that have none. "{column}" stands for the value of a column of the row')},
+    )
+    reader: str = choice("", "What gives the rows", {"": "the files themselves"}, loaded_by="queue")
     system_prompt: str = text("", "System message of the problems that have none of their own")
     chat_template_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={RULE: Rule(meaning="Given to the model's chat template, as {enable_thinking: false}")}

@@ -13,7 +13,8 @@ from conf.schema import RunConfig
 from conf.user_code import changes
 from launch.allocation import Allocation, allocation_of, planned_nodes
 from launch.doctor.costs import costs
-from launch.doctor.examine import check_before_start, check_inputs, input_failures
+from launch.doctor.examine import check_before_start, check_inputs, input_findings, line
+from launch.doctor.finding import Level
 from launch.placement.placement import Node, ProcessSpec, describe, place, trainer_ranks
 from launch.placement.port_claims import PortClaims
 from launch.placement.ports import choose_base_port
@@ -201,8 +202,11 @@ def dry_run(config: RunConfig, out: TextIO) -> None:
     print(f"{describe(processes)}\n\n{as_yaml(config)}\n{size}\n{costs(config)}", file=out, flush=True)
     if config.cluster.kind == "local" and config.cluster.nodes == 1:
         check_inputs(config, run_dir, processes)
-    for failure in input_failures(config, run_dir, processes):
-        print(f"{'missing here':<12} {failure}", file=out, flush=True)
+    for name, finding in input_findings(config, run_dir, processes).items():
+        if finding.level is Level.FAILURE:
+            print(f"{'missing here':<12} {line(finding)}", file=out, flush=True)
+        elif name == "problems":
+            print(f"{name:<12} {line(finding)}", file=out, flush=True)
 
 
 def _size(config: RunConfig, nodes: Sequence[Node]) -> str:

@@ -3,12 +3,13 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number per id
 
-The problems are lines as a run reads them (docs/problems.md), optionally with a `solution`, which is a whole program. Each
+The problems are rows as a run reads them (docs/problems.md), optionally with a `solution`, which is a whole program. Each
 problem that is refused and each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if
 something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -28,13 +29,15 @@ from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
+from reward.readers.draft import Options
+from reward.readers.reading import Gradable, Reading
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
-from reward.task import Defaults, TaskError, read_reward
+from reward.task import Defaults
 from rollout.ledger.records import Verdict
-from rollout.prompts.problems import Problem, ProblemError, parse_line, problem_of
+from rollout.prompts.problems import Problem, ProblemError, parse_line
 
 CANNOT_READ = 2
 FUNCTION_MEMORY_MB = 4096
@@ -42,16 +45,6 @@ FUNCTION_MEMORY_MB = 4096
 
 class CheckError(ValueError):
     """A file that cannot be used. The message says where, what is wrong, and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradable:
-    """A problem whose task was read."""
-
-    where: str  # file and line
-    reward: Reward
-    problem: Problem
-    solution: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(stderr=True)
     defaults = Defaults(cpu_limit_s=arguments.cpu_limit_s, memory_limit_mb=arguments.memory_limit_mb, credit=arguments.credit)
     try:
-        problems, refused = read_problems(arguments.problems, defaults)
+        reading = Reading(source=arguments.problems, options=Options(task=arguments.task, defaults=defaults))
+        problems = read_problems(reading)
+        console.print(printable(str(reading)), markup=False, highlight=False, soft_wrap=True)
         attempts = list(_completions(arguments.solutions, problems) if arguments.solutions else _own_solutions(problems))
         began_s = time.monotonic()
         figures = Figures()
@@ -85,36 +80,23 @@ def main(argv: list[str] | None = None) -> int:
         console.print(printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True)
         return CANNOT_READ
     failed = [one for one in graded if one.reason]
-    for reason in refused[: arguments.show]:
-        console.print(printable(f"refused  {reason}"), markup=False, highlight=False, soft_wrap=True)
+    for refusal in reading.refusals[: arguments.show]:
+        console.print(f"refused  {refusal}", markup=False, highlight=False, soft_wrap=True)
     for one in failed[: arguments.show]:
         console.print(printable(f"failed   {one.where}: {one.reason}"), markup=False, highlight=False, soft_wrap=True)
-    Console().print(_table(len(problems), len(refused), graded, len(failed), figures, time.monotonic() - began_s))
-    return 1 if failed or refused or not graded else 0
+    Console().print(_table(len(problems), len(reading.refusals), graded, len(failed), figures, time.monotonic() - began_s))
+    return 1 if failed or reading.refusals or not graded else 0
 
 
-def read_problems(path: Path, defaults: Defaults) -> tuple[dict[str, Gradable], list[str]]:
-    """The problems that can be graded, by id, and which others cannot and why. Raises CheckError for a broken file."""
-    problems: dict[str, Gradable] = {}
-    refused: list[str] = []
-    for where, line in _lines(path):
-        try:
-            problem = problem_of(line, where)
-            reward = read_reward(problem.task, defaults=defaults)
-        except ProblemError as error:
-            refused.append(str(error))
-            continue
-        except TaskError as error:
-            refused.append(f"{where}: problem {problem.id!r} cannot be graded: {error}")
-            continue
-        if problem.id in problems:
-            taken = f"id {problem.id!r} was used before, at {problems[problem.id].where}"
-            raise CheckError(f"{where}: {taken}: give each problem its own")
-        solution = None if line.get("solution") is None else _text(line, "solution", where)
-        problems[problem.id] = Gradable(where=where, reward=reward, problem=problem, solution=solution)
-    if not problems and not refused:
-        raise CheckError(f"{path}: holds no problems")
-    return problems, refused
+def read_problems(reading: Reading) -> dict[str, Gradable]:
+    """The problems by id. Raises CheckError."""
+    try:
+        problems = {found.problem.id: found for found in reading.problems({})}
+    except ProblemError as error:
+        raise CheckError(str(error)) from error
+    if not reading.rows:
+        raise CheckError(f"{reading.source}: holds no problems")
+    return problems
 
 
 def grade_all(
@@ -163,12 +145,12 @@ def answer_to(problem: Problem, completion: str) -> Answer:
 
 
 def _own_solutions(problems: dict[str, Gradable]) -> Iterator[Attempt]:
-    if problems and all(problem.solution is None for problem in problems.values()):
+    if problems and not any(found.draft.solutions for found in problems.values()):
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
-    for name, problem in problems.items():
-        if problem.solution is not None:
-            answer = replace(answer_to(problem.problem, as_answer(problem.solution)), prefill="")  # a whole program
-            yield Attempt(where=f"{problem.where} ({name})", reward=problem.reward, answer=answer)
+    for name, found in problems.items():
+        for solution in found.draft.solutions[:1]:
+            answer = replace(answer_to(found.problem, as_answer(solution)), prefill="")  # a whole program
+            yield Attempt(where=f"{found.problem.where} ({name})", reward=found.rewards[0], answer=answer)
 
 
 def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]:
@@ -176,8 +158,8 @@ def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]
         problem_id = _text(line, "id", where)
         if problem_id not in problems:
             raise CheckError(f"{where}: no problem has the id {problem_id!r}")
-        problem, completion = problems[problem_id], _text(line, "completion", where)
-        yield Attempt(where=f"{where} ({problem_id})", reward=problem.reward, answer=answer_to(problem.problem, completion))
+        found, completion = problems[problem_id], _text(line, "completion", where)
+        yield Attempt(where=f"{where} ({problem_id})", reward=found.rewards[0], answer=answer_to(found.problem, completion))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -216,7 +198,8 @@ def _table(problems: int, refused: int, graded: list[GradedCompletion], failed: 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m reward.check", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("problems", type=Path, help="JSONL of problems")
+    parser.add_argument("problems", help="what an entry of data.train may be: a file, a folder, a pattern, hf://…")
+    parser.add_argument("--task", type=json.loads, help="the task of rows that have none, in JSON, as data.task")
     parser.add_argument("--solutions", type=Path, help='JSONL of {"id", "completion"}; without it the problems\' own solutions')
     parser.add_argument(
         "--slots", type=int, default=len(os.sched_getaffinity(0)), help="sandboxes at once (default: one per CPU core)"

@@ -23,10 +23,11 @@ MAY_IMPORT = {
     "reward.kinds.functions": ("conf.schema", "conf.user_code"),
     "reward.kinds.python": ("conf.schema", "conf.user_code", "rollout.ledger.records"),
     "reward.task": ("conf.schema", "conf.user_code", "rollout.ledger.records"),  # a run's settings are the defaults of tasks
-    "reward.readers": ("rollout.prompts.problems",),
+    "reward.readers": ("conf.schema", "rollout.prompts.problems"),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
     "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),
     "rollout": ("conf",),
+    "rollout.queue.__main__": ("conf", "reward.readers"),  # where the queue meets the problems
     "trainer": (
         "conf",
         "rollout.checkpoint_files",
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "trainer.replay": ("conf", "rollout.checkpoint_files", "rollout.ledger"),  # no queue server runs that it could ask
     "launch": (
         "conf",
+        "reward.readers",
         "reward.task",
         "rollout.checkpoint_files",
         "rollout.exit_codes",
@@ -108,7 +110,7 @@ def test_files_import_only_what_their_folder_may() -> None:
 
 
 def test_the_five_folders_do_not_import_one_another_in_a_circle() -> None:
-    processes = {"reward.judge", "reward.__main__", "trainer.replay"}  # processes: nobody imports them
+    processes = {"reward.judge", "reward.__main__", "rollout.queue.__main__", "trainer.replay"}  # processes: nobody imports them
     arrows = {folder: set[str]() for folder in FOLDERS}
     for path in SOURCES:
         if module_of(path) not in processes:

@@ -22,6 +22,7 @@ def check(config: RunConfig) -> None:
     _check_layout(config.trainer)
     _check_objective(config.algo)
     _check_teacher(config)
+    _check_data(config)
     _check_lengths(config)
     _check_deadlines(config)
     check_engine_args(config.rollout.engine_args)
@@ -35,7 +36,7 @@ def check_each(config: RunConfig) -> None:
     if config.name in ("", ".", "..") or "/" in config.name:
         raise ConfigError(f"name={config.name!r}: the run's folder is output/name, so the name must be one path component")
     if not config.data.train:
-        raise ConfigError("data.train is empty: name at least one JSONL file of problems")
+        raise ConfigError("data.train is empty: name at least one file of problems")
 
 
 def _refusal(rule: Rule, value: Any) -> str:
@@ -75,6 +76,8 @@ FIXED_BY_THE_LEDGER = (
     "rollout.window",
     "rollout.max_completion_tokens",
     "data.seed",
+    "data.weights",
+    "data.heldout_fraction",
 )
 
 
@@ -120,15 +123,25 @@ def _check_algorithm(config: RunConfig) -> None:
             f"rollout.window={rollout.window} uses up {window_versions} version(s) of staleness (window / algo.groups_per_step, "
             f"rounded up), more than rollout.max_staleness={rollout.max_staleness}: reduce the window or allow more staleness"
         )
-    if config.trainer.eval_every and not config.data.heldout:
-        raise ConfigError(
-            f"trainer.eval_every={config.trainer.eval_every} without data.heldout: there are no problems to evaluate on"
-        )
     corrects_itself = is_user_code(algo.policy_loss)  # a user's loss gets the behaviour policy's log-probs
     if rollout.max_staleness > 0 and algo.behaviour_correction == "none" and not corrects_itself:
         raise ConfigError(
             "algo.behaviour_correction=none with rollout.max_staleness > 0 trains on stale tokens as if they were fresh: "
             "choose truncate or mask, or set rollout.max_staleness=0"
+        )
+
+
+def _check_data(config: RunConfig) -> None:
+    data, every = config.data, config.trainer.eval_every
+    if data.weights and (len(data.weights) != len(data.train) or not all(isfinite(w) and w > 0 for w in data.weights)):
+        raise ConfigError(
+            f"data.weights={data.weights}: must be a number above 0 for each of the {len(data.train)} of data.train"
+        )
+    if data.heldout and data.heldout_fraction:
+        raise ConfigError(f"data.heldout_fraction={data.heldout_fraction} with data.heldout={data.heldout}: set one of them")
+    if every and not data.heldout and not data.heldout_fraction:
+        raise ConfigError(
+            f"trainer.eval_every={every} without data.heldout and data.heldout_fraction: there are no problems to evaluate on"
         )
 
 

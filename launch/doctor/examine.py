@@ -36,21 +36,24 @@ def _findings(case: Case, chosen: Sequence[Check[Case]]) -> Iterator[tuple[str, 
             yield check.name, waiting[check.name].result() if check.name in waiting else check.run(case)
 
 
-def input_failures(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> list[str]:
-    """What is wrong with model, problems, user code and checkpoint, as far as this machine sees them."""
+def input_findings(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> dict[str, Finding]:
+    """What is found of model, problems, user code and checkpoint, as far as this machine sees them."""
     case = Case(config=config, run_dir=run_dir, processes=processes)
-    findings = [check.run(case) for check in CHECKS if check.name in INPUT_CHECKS]
-    return [line(finding) for finding in findings if finding.level is Level.FAILURE]
+    return {check.name: check.run(case) for check in CHECKS if check.name in INPUT_CHECKS}
 
 
 def check_inputs(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
     """Before anything is made. Raises ConfigError."""
-    if failures := input_failures(config, run_dir, processes):
+    findings = input_findings(config, run_dir, processes).values()
+    if failures := [line(finding) for finding in findings if finding.level is Level.FAILURE]:
         raise ConfigError("\n".join(failures))
 
 
 def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSpec], say: Callable[[str], None]) -> None:
-    """Runs the fast checks, after `check_inputs`. Prints warnings; failures refuse the start. Raises ConfigError."""
+    """Runs the fast checks, after `check_inputs`. Says which problems it found, and warnings; failures refuse the start.
+
+    Raises ConfigError.
+    """
     try:
         findings = list(_findings(gather(config, run_dir, processes), [check for check in CHECKS if check.fast]))
     except DoctorError as error:
@@ -60,6 +63,8 @@ def check_before_start(config: RunConfig, run_dir: Path, processes: Sequence[Pro
     for name, finding in findings:
         if finding.level is Level.WARNING:
             say(f"warning, {name}: {line(finding)}")
+        elif name == "problems":
+            say(finding.message)
 
 
 def line(finding: Finding) -> str:

@@ -5,23 +5,26 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.schema import RunConfig
 from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from launch.doctor.model_folder import CONFIG
-from reward.task import Defaults, TaskError, defaults_of, read_reward
-from rollout.prompts.problems import Problem, ProblemError, read_problem
+from reward.readers.heldout import question
+from reward.readers.reading import Reading
+from reward.readers.run_problems import options_of
+from reward.readers.sources import HUB
+from rollout.prompts.problems import Problem, ProblemError
 from rollout.prompts.render import Renderer
-from rollout.prompts.sources import HUB
 
-FAST_BYTES = 4 * 1024**2  # a launch reads this much of each file; the queue server reads all of it
+FIRST_ROWS = 1000  # a launch reads these of each file; the queue server reads all
 MAX_RENDERED = 2000
-PARQUET = b"PAR1"  # how every such file begins
+REFUSED_FRACTION = 0.05
 TOO_LONG_FRACTION = 0.05
 JUDGE_S = 60.0
 TINY_JOB = {
@@ -31,65 +34,33 @@ TINY_JOB = {
 
 
 @dataclass(slots=True)
-class Read:
-    """What the files of one setting hold."""
+class Found:
+    """What the sources of one setting hold."""
 
-    key: str
     problems: list[Problem] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # the reasons, each with file and line
+    readings: list[Reading] = field(default_factory=list)
+    mistakes: list[str] = field(default_factory=list)  # why a run would not start with them
 
 
-def read_local(key: str, sources: Sequence[str], most_bytes: int | None, defaults: Defaults) -> Read:
-    """The problems of JSONL files, and a reason for each line that is refused. Data sets of the hub are left out."""
-    found, seen = Read(key), dict[str, str]()
-    for source in (s for s in sources if not s.startswith(HUB)):
-        if _is_parquet(Path(source)):
-            found.refused.append(f"{source} is a Parquet file: save it as JSON lines, or set data.reader")
-            continue
+def read_local(config: RunConfig, sources: Sequence[str], most_rows: int | None) -> Found:
+    """The problems of sources that lie on this machine, and what was refused."""
+    found, places = Found(), dict[str, str]()
+    for source in (source for source in sources if not source.startswith(HUB)):
+        reading = Reading(source=source, options=options_of(config), most_rows=most_rows)
+        found.readings.append(reading)
         try:
-            for where, line in _lines(Path(source), most_bytes):
-                try:
-                    problem = read_problem(line, where)
-                    read_reward(problem.task, defaults=defaults)
-                except ProblemError as error:
-                    found.refused.append(str(error))
-                    continue
-                except TaskError as error:
-                    found.refused.append(f"{where}: problem {problem.id!r} cannot be graded: {error}")
-                    continue
-                if problem.id in seen:
-                    found.refused.append(f"{where}: id {problem.id!r} was used before, at {seen[problem.id]}")
-                    continue
-                seen[problem.id] = where
-                found.problems.append(problem)
-        except OSError as error:
-            found.refused.append(f"cannot read the problems {source}: {error.strerror}")
-        except UnicodeDecodeError as error:
-            found.refused.append(f"{source} is not UTF-8 text: {error}")
+            found.problems.extend(gradable.problem for gradable in reading.problems(places))
+        except ProblemError as error:
+            found.mistakes.append(str(error))
+            continue
+        found.mistakes.extend(str(refusal) for refusal in reading.refusals if refusal.in_own_format)
+        if not reading.formats and not found.mistakes:
+            found.mistakes.append(f"no problem can be used: {reading}")
     return found
 
 
-def _is_parquet(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(PARQUET)) == PARQUET
-    except OSError:
-        return False  # reading the lines says why
-
-
-def _lines(path: Path, most_bytes: int | None) -> Iterator[tuple[str, str]]:
-    read = 0
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            read += len(line)
-            if most_bytes is not None and read > most_bytes:
-                return
-            if line.strip():
-                yield f"{path}:{number}", line
-
-
-def _check_problems(case: Case, most_bytes: int | None) -> Finding:
-    counts, later = [], []
+def _check_problems(case: Case, most_rows: int | None) -> Finding:
+    lines, later, lost = list[str](), list[str](), False
     data = case.config.data
     if data.reader:
         return skipped(f"the queue server reads them, with data.reader={data.reader}")
@@ -99,23 +70,23 @@ def _check_problems(case: Case, most_bytes: int | None) -> Finding:
             return failure(f"{key}: {remote[0]} needs the package `datasets`", "pip install datasets, or use a JSONL file")
         made_later = [source for source in sources if case.made_later(source)]
         later += made_later
-        if not (local := [source for source in sources if source not in (*remote, *made_later)]):
-            continue
-        read = read_local(key, local, most_bytes, defaults_of(case.config))
-        if read.refused:
-            total = len(read.refused) + len(read.problems)
-            many = f" ({len(read.refused)} of {total} lines are refused)" if len(read.refused) > 1 else ""
-            return failure(f"{key}: {read.refused[0]}{many}", f"mend or remove the line, or name another file in {key}")
-        if not read.problems:
-            return failure(f"{key}: no problems in {', '.join(local)}", "name files that hold problems, one JSON object per line")
-        counts.append(f"{len(read.problems)} of {key}")
+        found = read_local(case.config, [source for source in sources if source not in made_later], most_rows)
+        if found.mistakes:
+            many = f" (and {len(found.mistakes) - 1} more)" if len(found.mistakes) > 1 else ""
+            return failure(f"{key}: {found.mistakes[0]}{many}", f"mend or remove the row, or name another source in {key}")
+        for reading in found.readings:
+            first = f"the first {most_rows} rows of " if reading.rows == most_rows else ""
+            lines.append(f"{key}: {first}{reading}")
+            lost |= len(reading.refusals) > REFUSED_FRACTION * reading.rows
     if later:
         return skipped(f"{later[0]} is made at the launch (model.prepare={case.config.model.prepare})")
-    return ok(" and ".join(counts) + (" were read" if most_bytes else "")) if counts else skipped("all are remote")
+    if lost:
+        return warning("\n".join(lines), "mend the rows that are refused, or accept the loss")
+    return ok("\n".join(lines)) if lines else skipped("all are remote")
 
 
 def first_problems(case: Case) -> Finding:
-    return _check_problems(case, FAST_BYTES)
+    return _check_problems(case, FIRST_ROWS)
 
 
 def all_problems(case: Case) -> Finding:
@@ -125,35 +96,29 @@ def all_problems(case: Case) -> Finding:
 def held_out(case: Case) -> Finding:
     """No held-out problem is trained on. Such a problem would measure memory, not skill."""
     data = case.config.data
+    if data.heldout_fraction:
+        return ok("equal prompts are held out together")
     if not data.heldout or data.reader:
         return skipped("no held-out problems" if not data.heldout else f"they are read with data.reader={data.reader}")
-    trained = {_question(problem) for problem in read_local("data.train", data.train, None, defaults_of(case.config)).problems}
-    kept = read_local("data.heldout", data.heldout, None, defaults_of(case.config)).problems
+    trained = {question(problem) for problem in read_local(case.config, data.train, None).problems}
+    kept = read_local(case.config, data.heldout, None).problems
     if not kept:
         return skipped("none could be read here")
-    if both := [problem.id for problem in kept if _question(problem) in trained]:
+    if both := [problem.id for problem in kept if question(problem) in trained]:
         return warning(
             f"{len(both)} of {len(kept)} held-out problems are trained on too, {both[0]!r} first", "take them out of data.train"
         )
     return ok(f"none of {len(kept)} is in data.train")
 
 
-def _question(problem: Problem) -> str:
-    return json.dumps([list(map(dict, problem.messages)), problem.prefill], sort_keys=True)
-
-
 def prompts(case: Case) -> Finding:
     """The tokenizer loads, fits the model's embedding and has a template, and the prompts are short enough."""
-    folder = Path(case.config.model.path)
+    folder, data = Path(case.config.model.path), case.config.data
     if not (folder / CONFIG).is_file():
         return skipped("there is no model folder")
     try:
-        renderer = Renderer.of(str(folder), case.config.data)
-        problems = (
-            []
-            if case.config.data.reader
-            else read_local("data.train", case.config.data.train, None, defaults_of(case.config)).problems
-        )
+        renderer = Renderer.of(str(folder), data)
+        problems = [] if data.reader else read_local(case.config, data.train, MAX_RENDERED).problems
         rendered = [renderer.render(problem) for problem in problems[:MAX_RENDERED]]
     except ProblemError as error:
         return failure(str(error), "mend the tokenizer's files or the problem")

@@ -62,14 +62,14 @@ RECIPES: dict[str, Sequence[Recipe]] = {  # by model.prepare
         Recipe(
             target=Path("smollm2/humaneval"),
             what="HumanEval",
-            module="reward.readers",
+            module="reward.convert",
             arguments=("humaneval",),
             out_file="problems.jsonl",
         ),
         Recipe(
             target=Path("smollm2/mbpp"),
             what="MBPP",
-            module="reward.readers",
+            module="reward.convert",
             arguments=("mbpp",),
             out_file="problems.jsonl",
         ),

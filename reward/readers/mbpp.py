@@ -10,10 +10,10 @@ left out. Setup code that uses what the solution defines (`root = Node(1)`) is p
 import ast
 from typing import Any
 
-from reward.readers.draft import ASK_FUNCTION, Draft, RowRefused, text_of, user
+from reward.readers.draft import ASK_FUNCTION, Draft, Options, Row, RowRefused, text_of, user
 
 
-def read_mbpp(row: dict[str, Any]) -> Draft:
+def read_mbpp(row: Row, _: Options) -> Draft:
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise RowRefused("`test_list` is not a list of assertions")

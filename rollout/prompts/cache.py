@@ -9,62 +9,68 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.schema import RunConfig
-from conf.user_code import load
 from rollout.ledger.records import Prompt
 from rollout.ledger.wire import WireError, pack, unpack
 from rollout.prompts.decoder import digest_of_file, digest_of_model, write_whole
+from rollout.prompts.problems import HELD_OUT, Problem
 from rollout.prompts.render import Renderer
-from rollout.prompts.sources import Reader, read_problems
 
-FORMAT = "kestrel-prompts-4"
+FORMAT = "kestrel-prompts-5"
 CHECKSUM_BYTES = 4
+Read = Callable[[], Iterable[tuple[int, Problem]]]  # reads the problems, each with its part: a source of data.train, or HELD_OUT
 log = logging.getLogger("queue")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPrompts:
-    train: Sequence[Prompt]
+    train: Sequence[Sequence[Prompt]]  # by the source in data.train, where these have weights, else all in one
     heldout: Sequence[Prompt]
 
 
-def run_prompts(config: RunConfig, run_dir: Path) -> RunPrompts:
-    """The prompts of a run, read from its folder, or rendered and stored there. Raises ProblemError, ConfigError."""
-    path = run_dir / "prompts" / f"{_key(config)}.msgpack"
+def run_prompts(config: RunConfig, run_dir: Path, read: Read, files: Sequence[Path]) -> RunPrompts:
+    """The prompts of a run, read from its folder, or rendered and stored there. Raises ProblemError."""
+    path = run_dir / "prompts" / f"{_key(config, files)}.msgpack"
     kept = _read(path)
     if kept is not None:
-        log.info("prompts were rendered before: %s has %d train, %d held out", path, len(kept.train), len(kept.heldout))
+        count = sum(map(len, kept.train))
+        log.info("prompts were rendered before: %s has %d train, %d held out", path, count, len(kept.heldout))
         return kept
-    data = config.data
-    reader: Reader | None = load(data.reader, run_dir, setting="data.reader") if data.reader else None
-    problems = {"train": read_problems(data.train, reader), "heldout": read_problems(data.heldout, reader)}
-    renderer, made = Renderer.of(config.model.path, data), dict[str, Sequence[Prompt]]()
-    for split, found in problems.items():
-        prompts = renderer.prompts(found)
-        log.info("%s: %d prompts; %d others are too long", split, len(prompts.usable), len(prompts.too_long))
-        made[split] = prompts.usable
+    renderer = Renderer.of(config.model.path, config.data)
+    train: list[list[Prompt]] = [[] for _ in config.data.weights or [1.0]]
+    heldout: list[Prompt] = []
+    too_long = 0
+    for part, problem in read():
+        prompt = renderer.render(problem)
+        if len(prompt.tokens) > config.data.max_prompt_tokens:
+            too_long += 1
+        elif part == HELD_OUT:
+            heldout.append(prompt)
+        else:
+            train[part if config.data.weights else 0].append(prompt)
+    count = sum(map(len, train))
+    log.info("%d prompts to train on, %d held out; %d others are too long", count, len(heldout), too_long)
+    made = RunPrompts(train=tuple(map(tuple, train)), heldout=tuple(heldout))
     body = pack(made)
     write_whole(path, zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "big") + body)
-    return RunPrompts(**made)
+    return made
 
 
-def _key(config: RunConfig) -> str:
-    return hashlib.sha256("\n".join(_made_from(config)).encode()).hexdigest()[:32]
+def _key(config: RunConfig, files: Sequence[Path]) -> str:
+    return hashlib.sha256("\n".join(_made_from(config, files)).encode()).hexdigest()[:32]
 
 
-def _made_from(config: RunConfig) -> Iterator[str]:
-    data = config.data
+def _made_from(config: RunConfig, files: Sequence[Path]) -> Iterator[str]:
     yield FORMAT
-    yield json.dumps([data.max_prompt_tokens, data.system_prompt, dict(data.chat_template_kwargs)], sort_keys=True)
-    yield f"{data.reader} {config.user_code.get(data.reader, '')}"
+    yield json.dumps(asdict(config.data), sort_keys=True)
+    yield config.user_code.get(config.data.reader, "")
     yield digest_of_model(config.model.path)
-    for split, sources in (("train", data.train), ("heldout", data.heldout)):
-        for source in sources:
-            yield f"{split} {source} {digest_of_file(Path(source)) if Path(source).is_file() else ''}"
+    for file in files:
+        yield f"{file} {digest_of_file(file)}"
 
 
 def _read(path: Path) -> RunPrompts | None:

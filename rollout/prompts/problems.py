@@ -22,6 +22,9 @@ BEYOND = 10**MOST_DIGITS
 ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
+HELD_OUT = -1  # the part of a problem that no training prompt is made of
+
+
 class ProblemError(ValueError):
     """A problem cannot be used. The message names the file, the line and the problem."""
 
@@ -46,17 +49,13 @@ class Problem:
         return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
 
 
-def read_problem(line: str, where: str) -> Problem:
-    """The problem in one line of JSON. Raises ProblemError."""
-    return problem_of(parse_line(line, where), where)
-
-
 def parse_line(line: str, where: str) -> Any:
     """The value in one line of JSON. Raises ProblemError."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ProblemError(f"{where}: broken JSON at column {error.colno}: {error.msg}") from error
+        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise ProblemError(f"{where}: broken JSON at {at}: {error.msg}") from error
     except RecursionError:
         what = f"lists and objects are nested too deep; at most {MOST_NESTED} levels can be used"
     except ValueError:  # json raises no other error

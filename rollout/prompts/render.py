@@ -1,7 +1,7 @@
 """Turns problems into prompts: the model's chat template renders a problem as text, and its tokenizer encodes the text."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,19 +20,10 @@ TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompts:
-    """The rendered prompts, and the prompts that are too long, each as (id, number of tokens)."""
-
-    usable: Sequence[Prompt]
-    too_long: Sequence[tuple[str, int]] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Renderer:
     """Makes prompts for one model."""
 
     tokenizer: Any
-    max_prompt_tokens: int
     system_prompt: str = ""  # for problems that have no system message of their own
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for example {"enable_thinking": False}
 
@@ -41,17 +32,8 @@ class Renderer:
         """A renderer with the tokenizer in the model's folder. Raises ProblemError."""
         return cls(
             tokenizer=load_tokenizer(model_path),
-            max_prompt_tokens=data.max_prompt_tokens,
             system_prompt=data.system_prompt,
             template_kwargs=data.chat_template_kwargs,
-        )
-
-    def prompts(self, problems: Iterable[Problem]) -> Prompts:
-        """Renders the problems, and separates prompts that are too long. Raises ProblemError."""
-        found = [self.render(problem) for problem in problems]
-        return Prompts(
-            usable=tuple(prompt for prompt in found if len(prompt.tokens) <= self.max_prompt_tokens),
-            too_long=tuple((prompt.id, len(prompt.tokens)) for prompt in found if len(prompt.tokens) > self.max_prompt_tokens),
         )
 
     def render(self, problem: Problem) -> Prompt:

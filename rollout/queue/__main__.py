@@ -22,11 +22,13 @@ from zmq.utils import z85
 
 from conf.compose.load import read_run
 from conf.schema import ConfigError, RunConfig
+from conf.user_code import load
+from reward.readers.run_problems import files_of, run_problems
 from rollout.exit_codes import CANNOT_START, NOT_NOW
 from rollout.ledger.journal import Journal, JournalError, JournalUnavailable
 from rollout.ledger.ledger import Ledger
 from rollout.ledger.rules import Rules, RulesError
-from rollout.prompts.cache import run_prompts
+from rollout.prompts.cache import RunPrompts, run_prompts
 from rollout.prompts.problems import ProblemError
 from rollout.prompts.stream import PromptStream
 from rollout.queue.keys import KeysError, RunKeys
@@ -124,10 +126,17 @@ def numeric(endpoint: str) -> str:
         raise StartError(f"--bind {endpoint!r}: the host {host!r} is not known: {error}") from error
 
 
+def read_prompts(config: RunConfig, run: Path) -> RunPrompts:
+    """The prompts of the problems that `data` names. Raises ProblemError, ConfigError."""
+    name = config.data.reader
+    reader = load(name, run, setting="data.reader") if name else None
+    return run_prompts(config, run, lambda: run_problems(config, reader), files_of(config.data))
+
+
 def open_server(config: RunConfig, run: Path, journal: Journal, rules: Rules) -> QueueServer:
     """The server with everything that is on disk. Raises ProblemError, JournalError."""
-    prompts = run_prompts(config, run)
-    stream = PromptStream(prompts.train, config.data.seed)
+    prompts = read_prompts(config, run)
+    stream = PromptStream(prompts.train, config.data.seed, config.data.weights)
     journal.belong_to(stream.digest)
     began = time.monotonic()
     ledger = Ledger.replay(rules, journal.read())

@@ -23,8 +23,8 @@ import psutil
 from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.exit_codes import NOT_NOW
-from rollout.prompts.cache import run_prompts
 from rollout.prompts.decoder import decoder
+from rollout.queue.__main__ import read_prompts
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import RunKeys
 from tests.chaos.disk import Disk
@@ -90,7 +90,7 @@ class Cluster:
         (self.run / "logs").mkdir(exist_ok=True)
         with _transformers:  # used up here, so that no process of the run has to load it
             write_tokenizer(folder / "model")
-            run_prompts(self.config, self.run)
+            read_prompts(self.config, self.run)
             decoder(self.config.model.path, self.run / "prompts")
         self.keys = RunKeys.create(self.run)
         self.disk = Disk(folder / "disk")

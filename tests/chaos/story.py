@@ -118,7 +118,7 @@ def audit(cluster: Cluster) -> None:
     indices = sorted(group["index"] for group in groups)
     need(indices == list(range(config.trainer.steps * config.algo.groups_per_step)), f"groups {indices}")
     prompts = [Prompt(id=f"p{8 + i}", tokens=np.ones(1, np.int32), task={}) for i in range(PROBLEMS)]
-    stream = PromptStream(prompts, config.data.seed)
+    stream = PromptStream([prompts], config.data.seed)
     need(all(group["prompt"] == stream.at(group["index"]).id for group in groups), "the stream skipped or repeated a prompt")
     summary = json.loads((cluster.run / "summary.json").read_text())
     need(summary["weights"] == lines[-1]["weights"], "other weights at the end than after the last step")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from reward.readers.draft import Draft, RowRefused
-from reward.readers.files import rows
+from reward.readers.draft import Draft, Options, RowRefused
+from reward.readers.files import rows_of_file
 from reward.readers.humaneval import installed_humaneval, read_humaneval
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def drafts(*, as_asserts: bool) -> list[Draft]:
     found = []
-    for row in rows(installed_humaneval()):
+    for _, row in rows_of_file(installed_humaneval()):
         try:
-            found.append(read_humaneval(row, as_asserts=as_asserts))
+            found.append(read_humaneval(row, Options(prefill=True, as_asserts=as_asserts)))
         except RowRefused:
             assert not as_asserts
     return found

@@ -179,7 +179,7 @@ def free_ports(count: int) -> int:
 
 def run_config(folder: Path, rollout: dict[str, object]) -> RunConfig:
     problems = folder / "problems.jsonl"
-    task = {"kind": "calls", "tests": [{"args": [1], "expected": 1}]}
+    task = {"kind": "calls", "entry_point": "f", "tests": [{"args": [1], "expected": 1}]}
     lines = [{"id": f"p{i}", "prompt": f"t{i} t{i + 1}", "raw": True, "task": task} for i in range(20)]
     problems.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings: dict[str, object] = {

@@ -85,7 +85,7 @@ def _model(folder: Path) -> Path:
 
 
 def _problems(path: Path, count: int) -> str:
-    task = {"kind": "calls", "tests": [{"args": [1], "expected": 1}]}
+    task = {"kind": "calls", "entry_point": "f", "tests": [{"args": [1], "expected": 1}]}
     lines = [{"id": f"{path.stem}-{i}", "prompt": f"t{i + 1} t{i + 2}", "raw": True, "task": task} for i in range(count)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)

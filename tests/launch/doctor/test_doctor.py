@@ -155,6 +155,13 @@ def save_as_parquet(world: World) -> None:
     (world.folder / "train.jsonl").write_bytes(b"PAR1\x15\x04\x15")
 
 
+def public_set(world: World) -> None:
+    """Rows of another project, the last of which has no answer."""
+    rows = [{"prompt": f"Write f{i}.", "ground_truth": [f"assert f{i}(1) == 2"]} for i in range(2)]
+    rows.append({"prompt": "Write f.", "ground_truth": None})
+    (world.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def lines(world: World, *added: str) -> None:
     with (world.folder / "train.jsonl").open("a") as file:
         file.write("\n".join(added) + "\n")
@@ -201,11 +208,12 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("problems", F, "train.jsonl:2: problem 'b' cannot be graded: task.kind: 'magic'", lambda w: lines(w, BAD_KIND)),
     ("problems", F, "id 'a' was used before", lambda w: lines(w, json.dumps(PROBLEM))),
     ("problems", F, "cannot read the problems", lambda w: (w.folder / "train.jsonl").unlink()),
-    ("problems", F, "no problems in", lambda w: (w.folder / "train.jsonl").write_text("\n")),
+    ("problems", F, "no problem can be used", lambda w: (w.folder / "train.jsonl").write_text("\n")),
     ("problems", F, "is not UTF-8", lambda w: (w.folder / "train.jsonl").write_bytes(b"\xff\n")),
     ("problems", F, "needs the package `datasets`", lambda w: setting(w, "data.train", ["hf://x"])),
-    ("problems", F, "train.jsonl is a Parquet file", lambda w: save_as_parquet(w)),
-    ("all problems", F, r"train.jsonl:2: broken JSON.*\(2 of 3 lines are refused\)", lambda w: lines(w, "{", "[1]")),
+    ("problems", F, "train.jsonl: a broken Parquet file", lambda w: save_as_parquet(w)),
+    ("all problems", F, r"train.jsonl:2: a problem is a JSON object, got list \(and 1 more\)", lambda w: lines(w, "[1]", "2")),
+    ("problems", W, r"2 problems recognised as TRL.*; 1 row refused \(1: no answer\)", public_set),
     ("checkpoint", F, "__0_0.distcp is missing, and there is no older checkpoint",
      lambda w: (with_checkpoints(w, 4) / "__0_0.distcp").unlink()),
     ("checkpoint", F, "SHA256SUMS cannot be read", lambda w: (with_checkpoints(w, 4, 8) / "SHA256SUMS").unlink()),

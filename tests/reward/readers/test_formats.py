@@ -13,12 +13,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from reward.readers.__main__ import main
+from reward.convert import main
 from reward.readers.contest_limits import contest_limits
-from reward.readers.draft import ReadError, RowRefused
-from reward.readers.files import rows
+from reward.readers.draft import Options
+from reward.readers.files import rows_of_file
 from reward.readers.mbpp import read_mbpp
-from reward.readers.verifiable import read_verifiable
+from rollout.prompts.problems import ProblemError
 
 DOUBLE = "print(2 * int(input()))"
 TWICE = "def twice(x):\n    return 2 * x\n"
@@ -122,12 +122,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             ),
             "gold_standard_solution": TWICE,
         },
+    ],
+    "verl": [
         {
             "data_source": "taco",
             "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Double."}],
             "reward_model": {"ground_truth": json.dumps(PAIRS), "style": "rule"},
             "extra_info": {"index": 7, "split": "train"},
         },
+    ],
+    "eurus": [
         {"id": "asserts", "prompt": "Double.", "ground_truth": ["assert twice(1) == 2"], "solution": TWICE},
     ],
     "lines": [
@@ -139,7 +143,13 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         }
     ],
 }
-VERIFIED = {"mbpp": 2, "apps": 4, "taco": 1, "codecontests": 1, "livecodebench": 0, "verifiable": 3, "lines": 1}
+VERIFIED = {
+    "mbpp": 2, "apps": 4, "taco": 1, "codecontests": 1, "livecodebench": 0, "verifiable": 2, "verl": 0, "eurus": 1, "lines": 1,
+}  # fmt: skip
+
+
+def rows(path: Path) -> list[Any]:
+    return [row for _, row in rows_of_file(path)]
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> str:
@@ -147,15 +157,15 @@ def write(path: Path, found: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(tmp_path: Path, name: str, found: list[dict[str, Any]], *options: str) -> list[dict[str, Any]]:
+def read(tmp_path: Path, found: list[dict[str, Any]], *options: str) -> list[dict[str, Any]]:
     out = tmp_path / "out.jsonl"
-    main([name, "--source", write(tmp_path / "in.jsonl", found), "--out", str(out), "--slots", "1", *options])
+    main([write(tmp_path / "in.jsonl", found), "--out", str(out), "--slots", "1", *options])
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_each_format_is_read_and_its_solutions_pass(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = read(tmp_path, name, ROWS[name])
+    lines = read(tmp_path, ROWS[name])
     said = capsys.readouterr().out
     assert f"{len(ROWS[name])} problems ({VERIFIED[name]} with a solution that passes), 0 refused" in said
     for line in lines:
@@ -164,57 +174,49 @@ def test_each_format_is_read_and_its_solutions_pass(name: str, tmp_path: Path, c
 
 
 def test_a_solution_that_fails_is_tried_before_its_problem_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, *_, looks_wrapped = read(tmp_path, "apps", ROWS["apps"])
+    first, *_, looks_wrapped = read(tmp_path, ROWS["apps"])
     assert first["solution"] == DOUBLE  # the second of two
     assert looks_wrapped["task"]["tests"][0]["expected"] == [6]
     wrong = {**ROWS["apps"][1], "solutions": json.dumps(["def twice(x): return x"])}
-    assert [line["id"] for line in read(tmp_path, "apps", [wrong, ROWS["apps"][0]])] == ["apps-1"]
+    assert [line["id"] for line in read(tmp_path, [wrong, ROWS["apps"][0]])] == ["apps-1"]
     assert "no solution of its own passes: apps-2 (test 0: returned 3, expected 6)" in capsys.readouterr().out
-    assert len(read(tmp_path, "apps", [wrong], "--unverified")) == 1
+    assert len(read(tmp_path, [wrong], "--unverified")) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "reason"),
+    ("row", "reason"),
     [
-        ("mbpp", {**MBPP, "test_list": []}, "`test_list` is not a list of assertions"),
-        ("mbpp", {**MBPP, "test_list": ["assert ("]}, "not Python"),
-        ("mbpp", {**MBPP, "test_list": ["assert other(1) == 2"]}, "no test calls a function of the solution"),
-        ("mbpp", {"test_list": ["assert f(1)"]}, "no `task_id`"),
-        ("apps", {"problem_id": 1, "question": "?"}, "no `input_output`"),
-        ("apps", {"problem_id": 1, "question": "?", "input_output": "{"}, "not JSON"),
-        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": [], "outputs": []}'}, "no tests"),
-        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": ["1"], "outputs": []}'}, "not as many"),
-        ("apps", {"problem_id": 1, "question": "?", "input_output": '{"inputs": [{}], "outputs": ["1"]}'}, "not text"),
-        ("codecontests", {"name": "x", "description": "?"}, "no tests"),
-        ("livecodebench", {"question_id": "x", "question_content": "?", "private_test_cases": "!!!"}, "cannot be unpacked"),
-        ("livecodebench", {**FUNCTIONAL, "metadata": "{}"}, "no name of the function"),
-        ("verifiable", {"id": "x", "prompt": "?"}, "neither"),
-        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": "4"}, "not tests"),
-        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": "{oops"}, "neither JSON nor a literal"),
-        ("verifiable", {"id": "x", "prompt": "?", "ground_truth": {**PAIRS, "language": "rust"}}, "another language"),
-        ("verifiable", {"prompt": "?", "ground_truth": PAIRS}, "no id"),
-        ("lines", {"id": "x", "prompt": "?"}, "no `task`"),
-        ("lines", {"id": "x", "prompt": "?", "task": {"kind": "magic"}}, "a task that cannot be graded"),
-        ("lines", {"id": "x", "prompt": "?", "task": {}, "reward": 1}, "a field that problem lines do not have"),
+        ({**MBPP, "test_list": []}, "`test_list` is not a list of assertions"),
+        ({**MBPP, "test_list": ["assert ("]}, "not Python"),
+        ({**MBPP, "test_list": ["assert other(1) == 2"]}, "no test calls a function of the solution"),
+        ({"task_id": None, "test_list": ["assert f(1)"]}, "no `task_id`"),
+        ({"problem_id": 1, "question": "?", "input_output": None}, "no `input_output`"),
+        ({"problem_id": 1, "question": "?", "input_output": "{"}, "not JSON"),
+        ({"problem_id": 1, "question": "?", "input_output": '{"inputs": [], "outputs": []}'}, "no tests"),
+        ({"problem_id": 1, "question": "?", "input_output": '{"inputs": ["1"], "outputs": []}'}, "not as many"),
+        ({"problem_id": 1, "question": "?", "input_output": '{"inputs": [{}], "outputs": ["1"]}'}, "not text"),
+        ({"name": "x", "description": "?", "public_tests": {}}, "no tests"),
+        ({"question_id": "x", "question_content": "?", "public_test_cases": "!!!"}, "cannot be unpacked"),
+        ({**FUNCTIONAL, "metadata": "{}"}, "no name of the function"),
+        ({"prompt": "?", "ground_truth": None}, "no answer"),
+        ({"prompt": "?", "verification_info": "{oops"}, "neither JSON nor a literal"),
+        ({"prompt": "?", "ground_truth": {**PAIRS, "language": "rust"}}, "another language"),
+        ({"prompt": None, "ground_truth": PAIRS}, "no `question` or `problem`"),
+        ({"id": "x", "prompt": "?", "task": {"kind": "magic"}}, "a task that cannot be graded"),
+        ({"id": "x", "prompt": "\ud83d", "task": OWN_TASK}, r"problem 'x': `prompt` holds '\ud83d'"),
+        ({"id": "x", "prefill": "\ud83d", "prompt": "?", "task": OWN_TASK}, "one half of a surrogate pair"),
+        ({"problem_id": 1, "question": "\udc00", "input_output": PAIRS}, "problem 'apps-1': `messages[0].content` holds"),
         (
-            "lines",
-            {"id": "x", "prompt": "\ud83d", "task": OWN_TASK},
-            r"text that is not Unicode: x (half of a surrogate pair: \ud83d)",
-        ),
-        ("lines", {"id": "x", "prefill": "\ud83d", "prompt": "?", "task": OWN_TASK}, "text that is not Unicode: x"),
-        ("apps", {"problem_id": 1, "question": "\udc00", "input_output": PAIRS}, "text that is not Unicode: apps-1"),
-        (
-            "apps",
             {"problem_id": 1, "question": "?", "input_output": {**PAIRS, "inputs": ["\ud83d", "1"]}},
-            "tests[0].input: holds half",
+            "`task.tests[0].input` holds",
         ),
-        ("apps", {"question": "?"}, "in.jsonl row 1"),
+        ({"question": None, "input_output": PAIRS}, "in.jsonl:1"),
     ],
 )
 def test_a_bad_problem_is_refused_with_its_reason(
-    name: str, row: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert read(tmp_path, name, [row]) == []
+    assert read(tmp_path, [row]) == []
     assert reason in capsys.readouterr().out
 
 
@@ -224,17 +226,17 @@ def test_a_bad_problem_is_refused_with_its_reason(
 def test_a_line_that_python_cannot_read_is_named(value: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps(MBPP) + f'\n{{"x": {value}}}\n')
     with pytest.raises(SystemExit, match=rf"in\.jsonl:2: .*{reason}"):
-        main(["lines", "--source", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")])
+        main([str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")])
 
 
 def test_what_is_refused_is_told_without_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    read(tmp_path, "lines", [{"id": "\x1b[2J\x07", "prompt": "?"}])
+    read(tmp_path, [{"id": "\x1b[2J\x07", "prompt": "?", "task": {"kind": "magic"}}])
     assert all(char.isprintable() or char == "\n" for char in capsys.readouterr().out)
 
 
 def test_our_own_lines_keep_their_prompt_as_it_is(tmp_path: Path) -> None:
     asked = {"prompt": "\nAdd.\n", "raw": True, "metadata": {"level": 3}, "prefill": "def f("}
-    [line] = read(tmp_path, "lines", [{"id": "a", **asked, "task": OWN_TASK}])
+    [line] = read(tmp_path, [{"id": "a", **asked, "task": OWN_TASK}])
     assert line == {"id": "a", **asked, "task": OWN_TASK}
 
 
@@ -247,11 +249,11 @@ def test_a_starter_may_leave_out_the_imports_that_its_site_makes(tmp_path: Path)
         "input_output": {"inputs": [[[3, 9]]], "outputs": [9], "fn_name": "largest"},
         "solutions": [f"{starter}return max(chain(Counter(xs), [-inf, int(pow(2, 1, 7))]), default=None)"],
     }
-    [line] = read(tmp_path, "apps", [row])
+    [line] = read(tmp_path, [row])
     assert "solution" in line
     case = {"input": "[3, 9]", "output": "9", "testtype": "functional"}
     tests = {"public_test_cases": json.dumps([case]), "metadata": json.dumps({"func_name": "largest"})}
-    [again] = read(tmp_path, "livecodebench", [{"question_id": "x", "question_content": "?", "starter_code": starter, **tests}])
+    [again] = read(tmp_path, [{"question_id": "x", "question_content": "?", "starter_code": starter, **tests}])
     assert again["task"]["setup"] == line["task"]["setup"]
 
 
@@ -260,10 +262,10 @@ def test_setup_code_of_tests_may_use_a_class_of_the_solution(tmp_path: Path) -> 
     code += "def depth(t):\n    return 1 + depth(t.left) if t else 0\n"
     setup = "root = Node(1)\nroot.left = Node(2)"
     row = {**MBPP, "code": code, "test_list": ["assert depth(root) == 2"], "test_setup_code": setup}
-    [line] = read(tmp_path, "mbpp", [row])
+    [line] = read(tmp_path, [row])
     assert "setup" not in line["task"]
     assert "root.left = Node(2)\nassert depth(root) == 2" in line["messages"][0]["content"]
-    [line] = read(tmp_path, "mbpp", [{**MBPP, "test_list": ["assert twice(n) == 6"], "test_setup_code": "n = 3"}])
+    [line] = read(tmp_path, [{**MBPP, "test_list": ["assert twice(n) == 6"], "test_setup_code": "n = 3"}])
     assert line["task"]["setup"] == "n = 3\n"
 
 
@@ -271,22 +273,22 @@ def test_setup_code_of_tests_may_use_a_class_of_the_solution(tmp_path: Path) -> 
 def test_a_solution_may_hold_fences_wherever_it_likes(margin: str, tmp_path: Path) -> None:
     text = f"{margin}```\n{margin}twice(1)\n{margin}```\n"
     code = f'"""Doubles.\n{text}"""\ndef twice(x):\n{margin or " "}"""Doubles.\n{text}"""\n{margin or " "}return 2 * x\n'
-    assert len(read(tmp_path, "mbpp", [{**MBPP, "code": code}])) == 1
+    assert len(read(tmp_path, [{**MBPP, "code": code}])) == 1
 
 
 def test_an_id_is_used_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(read(tmp_path, "lines", ROWS["lines"] * 2)) == 1
-    assert "an id that another problem has: own" in capsys.readouterr().out
+    assert len(read(tmp_path, ROWS["lines"] * 2)) == 1
+    assert "id 'own' was used before, at" in capsys.readouterr().out
 
 
 def test_tests_beyond_the_number_asked_for_are_left_out(tmp_path: Path) -> None:
-    [line] = read(tmp_path, "codecontests", ROWS["codecontests"], "--at-most", "1")
+    [line] = read(tmp_path, ROWS["codecontests"], "--at-most", "1")
     assert line["task"]["tests"] == [{"input": "1\n", "output": "2\n"}]
 
 
 def test_outputs_with_decimals_get_a_tolerance(tmp_path: Path) -> None:
     row = {"problem_id": 1, "question": "?", "input_output": {"inputs": ["1"], "outputs": ["0.50 1"]}}
-    [line] = read(tmp_path, "apps", [row])
+    [line] = read(tmp_path, [row])
     assert line["task"]["tolerance"] == 1e-6
 
 
@@ -296,7 +298,7 @@ def test_packed_tests_are_never_unpickled(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "ran",))
 
     packed = base64.b64encode(zlib.compress(pickle.dumps(Hostile()))).decode()
-    assert read(tmp_path, "livecodebench", [{"question_id": "x", "question_content": "?", "private_test_cases": packed}]) == []
+    assert read(tmp_path, [{"question_id": "x", "question_content": "?", "public_test_cases": packed}]) == []
     assert not (tmp_path / "ran").exists()
 
 
@@ -309,54 +311,51 @@ def test_rows_are_read_whatever_the_file_is(tmp_path: Path) -> None:
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
-        assert list(rows(tmp_path / name)) == expected, name
+        assert rows(tmp_path / name) == expected, name
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
-        assert list(rows(tmp_path / f"{name}.gz")) == expected, name
+        assert rows(tmp_path / f"{name}.gz") == expected, name
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(ROWS["codecontests"]), tmp_path / "p.parquet")
-    assert list(rows(tmp_path / "p.parquet")) == ROWS["codecontests"]
+    assert rows(tmp_path / "p.parquet") == ROWS["codecontests"]
 
 
 def test_parquet_without_pyarrow_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "p.parquet").write_bytes(b"PAR1....PAR1")
-    with pytest.raises(ReadError, match=r"pip install 'kestrel\[parquet\]'"):
-        list(rows(tmp_path / "p.parquet"))
+    with pytest.raises(ProblemError, match=r"pip install 'kestrel\[parquet\]'"):
+        list(rows_of_file(tmp_path / "p.parquet"))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe", "neither JSON"),
-        (b"[1]", "row 1 must be an object"),
+        (b"{}\n\xff\xfe", ":2: is not UTF-8"),
+        (b"[1,\n2", "broken JSON at line 2, column 2"),
+        (b'{"a":\n1', ":1: broken JSON"),
         (b'{"a": 1}\n{', ":2: broken JSON"),
         (b"\x1f\x8bxx", "cannot read"),
     ],
 )
 def test_a_broken_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(ReadError, match=message):
-        list(rows(tmp_path / "x"))
+    with pytest.raises(ProblemError, match=message):
+        list(rows_of_file(tmp_path / "x"))
 
 
 def test_mbpp_shows_its_tests_and_keeps_the_imports_of_the_sanitized_form() -> None:
-    draft = read_mbpp(SANITIZED)
+    draft = read_mbpp(SANITIZED, Options())
     assert "assert twice(2) == 4" in draft.messages[0]["content"]
     assert draft.tasks[0]["setup"] == "import math\n"
     assert draft.tasks[0]["entry_point"] == "twice"
-    assert read_mbpp({**MBPP, "code": None}).tasks[0]["entry_point"] == "twice"
+    assert read_mbpp({**MBPP, "code": ""}, Options()).tasks[0]["entry_point"] == "twice"
 
 
-def test_a_prompt_of_messages_stays_as_it_is() -> None:
-    draft = read_verifiable(ROWS["verifiable"][2], 64)
-    assert (draft.id, len(draft.messages), draft.messages[0]["role"]) == ("taco-train-7", 2, "system")
-
-
-def test_a_prompt_that_is_missing_is_refused() -> None:
-    with pytest.raises(RowRefused, match="no `prompt`"):
-        read_verifiable({"id": "x", "ground_truth": PAIRS}, 64)
+def test_a_prompt_of_messages_stays_as_it_is(tmp_path: Path) -> None:
+    [line] = read(tmp_path, ROWS["verl"])
+    assert line["id"].endswith("in.jsonl:1") and line["messages"] == ROWS["verl"][0]["prompt"]
+    assert line["metadata"] == {"data_source": "taco", "extra_info": {"index": 7, "split": "train"}}
 
 
 @pytest.mark.parametrize(
@@ -391,5 +390,5 @@ SLOWLY_SOLVED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SLOWLY_SOLVED)
 def test_a_solution_that_takes_longer_than_its_contest_allows_is_refused(name: str, tmp_path: Path) -> None:
     row = SLOWLY_SOLVED[name]
-    assert read(tmp_path, name, [{**row, "time_limit": 0.1}]) == []
-    assert [line["task"]["test_cpu_limit_s"] for line in read(tmp_path, name, [{**row, "time_limit": "5 seconds"}])] == [5.0]
+    assert read(tmp_path, [{**row, "time_limit": 0.1}]) == []
+    assert [line["task"]["test_cpu_limit_s"] for line in read(tmp_path, [{**row, "time_limit": "5 seconds"}])] == [5.0]

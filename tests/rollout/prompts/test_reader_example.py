@@ -7,7 +7,7 @@ import pytest
 
 from conf.compose.load import write_run
 from conf.schema import ConfigError, DataConfig, ModelConfig, RunConfig
-from rollout.prompts.cache import run_prompts
+from rollout.queue.__main__ import read_prompts
 from tests.rollout.stage import write_model
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -30,19 +30,19 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 def test_run_trains_on_what_the_users_reader_gives(config: RunConfig, tmp_path: Path) -> None:
     write_run(config, tmp_path / "run")
-    (prompt,) = run_prompts(config, tmp_path / "run").train
+    ((prompt,),) = read_prompts(config, tmp_path / "run").train
     assert (prompt.id, prompt.task["tests"]) == ("add", [{"args": [1, 2], "expected": 3}])
 
 
 def test_changed_reader_makes_the_prompts_anew(config: RunConfig, tmp_path: Path) -> None:
     write_run(config, tmp_path / "run")
-    run_prompts(config, tmp_path / "run")
+    read_prompts(config, tmp_path / "run")
     config.user_code = {"my_reader:rows": "sha256:another"}
-    run_prompts(config, tmp_path / "run")
+    read_prompts(config, tmp_path / "run")
     assert len(list((tmp_path / "run" / "prompts").glob("*.msgpack"))) == 2
 
 
 def test_reader_that_is_not_there_is_an_error_that_names_the_setting(config: RunConfig, tmp_path: Path) -> None:
     config.data.reader = "my_reader:lines"
     with pytest.raises(ConfigError, match=r"data\.reader=my_reader:lines"):
-        run_prompts(config, tmp_path / "run")
+        read_prompts(config, tmp_path / "run")

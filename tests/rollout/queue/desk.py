@@ -29,7 +29,7 @@ class Desk:
         self.server = QueueServer(
             ledger=self.ledger,
             journal=self.journal,
-            stream=PromptStream([prompt(i) for i in range(50)], seed=0),
+            stream=PromptStream([[prompt(i) for i in range(50)]], seed=0),
             evals={"heldout": [prompt(100), prompt(101)]},
             lease_s=LEASE_S,
             stall_s=STALL_S,

@@ -45,7 +45,7 @@ def write_run_folder(folder: Path) -> Path:
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(100)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder / "model")
-    task = {"kind": "calls", "tests": [{"args": [], "expected": 1}]}
+    task = {"kind": "calls", "entry_point": "f", "tests": [{"args": [], "expected": 1}]}
     lines = [{"id": f"p{i}", "prompt": f"t{i} t{i + 1}", "raw": True, "task": task} for i in range(1, 9)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = RunConfig(
