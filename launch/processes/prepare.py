@@ -62,14 +62,14 @@ RECIPES: dict[str, Sequence[Recipe]] = {  # by model.prepare
         Recipe(
             target=Path("smollm2/humaneval"),
             what="HumanEval",
-            module="reward.convert",
+            module="reward.check.convert",
             arguments=("humaneval",),
             out_file="problems.jsonl",
         ),
         Recipe(
             target=Path("smollm2/mbpp"),
             what="MBPP",
-            module="reward.convert",
+            module="reward.check.convert",
             arguments=("mbpp",),
             out_file="problems.jsonl",
         ),

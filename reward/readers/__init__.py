@@ -1,4 +1,4 @@
-"""Reads problems from whatever people have: a run does, and so do `reward.check`, `reward.convert` and the doctor.
+"""Reads problems from whatever people have: a run does, and so do `reward.check`, `reward.check.convert` and the doctor.
 
 `sources` and `files` give rows, `formats` tells the format of a row by its columns, and `reading` makes problems of the rows and
 counts those that it refuses. There is one file per family of formats: `own` (the format of this project, and prompts alone),

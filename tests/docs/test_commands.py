@@ -56,7 +56,7 @@ RULES = (
     Rule(r"-m benchmarks|benchmarks/", instead="a benchmark takes minutes; tests/launch/test_command.py sees that it starts"),
     Rule(r"-m conf\.compose\.reference", instead="tests/conf/test_reference.py"),
     Rule(r"-m rollout\.ledger\.new_ledger", instead="it changes the run; tests/rollout/ledger/test_new_ledger.py"),
-    Rule(r"-m reward\.convert", instead="tests/reward/readers"),
+    Rule(r"-m reward\.check\.convert", instead="tests/reward/readers"),
     Rule(r"-m trainer\.replay", instead="tests/trainer/test_replay.py"),
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reward.check import main
+from reward.check.__main__ import main
 from reward.task import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "problems.md"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reward.check import CANNOT_READ, main
+from reward.check.__main__ import CANNOT_READ, main
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 PROBLEM: dict[str, Any] = {

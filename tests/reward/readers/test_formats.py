@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from reward.convert import main
+from reward.check.convert import main
 from reward.readers.contest_limits import contest_limits
 from reward.readers.draft import Options
 from reward.readers.files import rows_of_file

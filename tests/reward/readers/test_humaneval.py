@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.convert import main
+from reward.check.convert import main
 from reward.jail import codec
 from reward.kinds.claims import NotAClaim, read_claims, value
 from reward.readers import humaneval

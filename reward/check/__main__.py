@@ -11,12 +11,10 @@ something did not, CANNOT_READ if a file cannot be read or this host has no sand
 import argparse
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +22,22 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from reward.grade import Reward, grade, printable
-from reward.jail.limits import SandboxError, SandboxUnavailable
+from reward.check.grade_all import Attempt, GradedCompletion, as_answer, grade_all
+from reward.grade import printable
+from reward.jail.limits import SandboxUnavailable
 from reward.judge_stats import Figures
-from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
 from reward.readers.draft import Options
 from reward.readers.reading import Gradable, Reading
-from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
-from reward.sandbox.sandbox import Sandbox
-from reward.services import Services
 from reward.task import Defaults
-from rollout.ledger.records import Verdict
 from rollout.prompts.problems import Problem, ProblemError, parse_line
 
 CANNOT_READ = 2
-FUNCTION_MEMORY_MB = 4096
 
 
 class CheckError(ValueError):
     """A file that cannot be used. The message says where, what is wrong, and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A completion that is to be graded."""
-
-    where: str  # file, line and problem
-    reward: Reward
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradedCompletion:
-    where: str
-    verdict: Verdict | None  # None: the sandbox failed
-    reason: str  # empty where nothing failed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,47 +74,6 @@ def read_problems(reading: Reading) -> dict[str, Gradable]:
     if not reading.rows:
         raise CheckError(f"{reading.source}: holds no problems")
     return problems
-
-
-def grade_all(
-    attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
-) -> Iterator[GradedCompletion]:
-    """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
-    sandboxes, services = Sandboxes(slots, settings), Services()
-    functions = FunctionPool(Path.cwd(), slots, FUNCTION_MEMORY_MB)
-    lent = Lent(
-        sandboxes=sandboxes,
-        functions=functions,
-        services=services,
-        slots=Slots(slots, most_waiting=0),
-        cancelled=lambda: False,
-    )
-
-    def one(attempt: Attempt) -> GradedCompletion:
-        try:
-            verdict = grade(attempt.reward, attempt.answer, lent)
-        except SandboxUnavailable:
-            raise
-        except SandboxError as error:
-            return GradedCompletion(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
-        figures.add(verdict)
-        return GradedCompletion(where=attempt.where, verdict=verdict, reason=verdict.reason)
-
-    with Sandbox(settings):  # refuses with the reason before a pool of threads would
-        pass
-    try:
-        with ThreadPoolExecutor(slots) as pool:
-            yield from pool.map(one, attempts)
-    finally:
-        sandboxes.close()
-        services.close()
-        functions.close()
-
-
-def as_answer(program: str) -> str:
-    """A program as a model would give it: in a block, whose fence is longer than any in the program."""
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", program))])
-    return f"{fence}python\n{program}\n{fence}"
 
 
 def answer_to(problem: Problem, completion: str) -> Answer:

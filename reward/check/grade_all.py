@@ -1,0 +1,77 @@
+"""Grades many completions in sandboxes of this host, without a queue."""
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from reward.grade import Reward, grade
+from reward.jail.limits import SandboxError, SandboxUnavailable
+from reward.judge_stats import Figures
+from reward.kinds.functions.pool import FunctionPool
+from reward.kinds.kind import Answer
+from reward.resources import Lent, Sandboxes, Slots
+from reward.sandbox.host import Settings
+from reward.sandbox.sandbox import Sandbox
+from reward.services import Services
+from rollout.ledger.records import Verdict
+
+FUNCTION_MEMORY_MB = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A completion that is to be graded."""
+
+    where: str  # file, line and problem
+    reward: Reward
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradedCompletion:
+    where: str
+    verdict: Verdict | None  # None: the sandbox failed
+    reason: str  # empty where nothing failed
+
+
+def grade_all(
+    attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
+) -> Iterator[GradedCompletion]:
+    """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
+    sandboxes, services = Sandboxes(slots, settings), Services()
+    functions = FunctionPool(Path.cwd(), slots, FUNCTION_MEMORY_MB)
+    lent = Lent(
+        sandboxes=sandboxes,
+        functions=functions,
+        services=services,
+        slots=Slots(slots, most_waiting=0),
+        cancelled=lambda: False,
+    )
+
+    def one(attempt: Attempt) -> GradedCompletion:
+        try:
+            verdict = grade(attempt.reward, attempt.answer, lent)
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            return GradedCompletion(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
+        figures.add(verdict)
+        return GradedCompletion(where=attempt.where, verdict=verdict, reason=verdict.reason)
+
+    with Sandbox(settings):  # refuses with the reason before a pool of threads would
+        pass
+    try:
+        with ThreadPoolExecutor(slots) as pool:
+            yield from pool.map(one, attempts)
+    finally:
+        sandboxes.close()
+        services.close()
+        functions.close()
+
+
+def as_answer(program: str) -> str:
+    """A program as a model would give it: in a block, whose fence is longer than any in the program."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", program))])
+    return f"{fence}python\n{program}\n{fence}"
