@@ -1,22 +1,36 @@
-"""The part of pytest that test code of problems uses: `raises`, `approx`, `mark`, `param`, `fixture`, `fail`. Pytest itself stays
-out of the jail: importing it costs more than most tests."""
+"""The part of pytest that test code of problems uses: `raises`, `approx`, `mark`, `param`, `fixture`, `fail`, `skip`.
 
-import inspect
+Pytest itself stays out of the jail: importing it costs more than most tests. `pytest_run.py` runs what is marked here.
+"""
+
 import math
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
 
-_PARAMETERS, _FIXTURE = "kestrel_parameters", "kestrel_fixture"
+PARAMETERS, FIXTURE, LEFT_OUT = "kestrel_parameters", "kestrel_fixture", "kestrel_left_out"
 
 
-class raises:
-    def __init__(self, expected: type[BaseException] | tuple[type[BaseException], ...], *, match: str | None = None) -> None:
-        self.expected = expected
-        self.match = match
+class Skipped(Exception):
+    """A test that says itself that it cannot run here. It does not count as one that ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixture:
+    """What `fixture` notes on a function."""
+
+    params: Sequence[Any] = ()
+    autouse: bool = False
+
+
+class Raises:
+    """What `with raises(…) as info` gives."""
+
+    def __init__(self, expected: type[BaseException] | tuple[type[BaseException], ...], match: str | None) -> None:
+        self.expected, self.pattern = expected, match
         self.value: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -27,10 +41,34 @@ class raises:
             raise AssertionError(f"did not raise {self.expected}")
         if not issubclass(kind, self.expected):
             return False
-        if self.match is not None and not re.search(self.match, str(error)):
-            raise AssertionError(f"{error} does not match {self.match!r}")
         self.value = error
+        if self.pattern is not None:
+            self.match(self.pattern)
         return True
+
+    @property
+    def type(self) -> type[BaseException] | None:
+        return None if self.value is None else type(self.value)
+
+    def match(self, pattern: str) -> bool:
+        if not re.search(pattern, str(self.value)):
+            raise AssertionError(f"{self.value} does not match {pattern!r}")
+        return True
+
+
+def raises(
+    expected: type[BaseException] | tuple[type[BaseException], ...],
+    function: Callable[..., object] | None = None,
+    *args: object,
+    match: str | None = None,
+    **kwargs: object,
+) -> Raises:
+    """For `with`; or, with a function, a call that must raise."""
+    found = Raises(expected, match)
+    if function is not None:
+        with found:
+            function(*args, **kwargs)
+    return found
 
 
 class approx:
@@ -66,60 +104,65 @@ def param(*values: Any, **_: object) -> Row:
     return Row(values)
 
 
-def parametrize(names: str | list[str], values: list[Any], **_: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def parametrize(names: str | list[str], values: list[Any], **_: object) -> Callable[[Any], Any]:
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
-    def mark(function: Callable[..., None]) -> Callable[..., None]:
+    def mark(test: Any) -> Any:
         rows = [dict(zip(keys, value if len(keys) > 1 or isinstance(value, Row) else (value,), strict=True)) for value in values]
-        function.__dict__.setdefault(_PARAMETERS, []).append(rows)
-        return function
+        setattr(test, PARAMETERS, [*vars(test).get(PARAMETERS, []), rows])
+        return test
 
     return mark
 
 
+def leave_out(test: Any) -> Any:
+    setattr(test, LEFT_OUT, True)
+    return test
+
+
 class Marks:
-    """`pytest.mark`. Every mark but `parametrize` leaves a test as it is, so that it runs: `asyncio`, `slow` and others."""
+    """`pytest.mark`. Tests that are skipped or expected to fail are left out; other marks, such as `asyncio` and `slow`, leave a
+    test as it is, so that it runs."""
 
     parametrize = staticmethod(parametrize)
+
+    @staticmethod
+    def skip(test: Any = None, **_: object) -> Any:
+        return leave_out(test) if callable(test) else leave_out
+
+    xfail = skip
+
+    @staticmethod
+    def skipif(condition: object, **_: object) -> Callable[[Any], Any]:
+        return leave_out if condition else lambda test: test
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **_: args[0] if len(args) == 1 and callable(args[0]) else lambda marked: marked
 
 
-def fixture(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
+def fixture(
+    function: Callable[..., Any] | None = None, *, params: Sequence[Any] = (), autouse: bool = False, **_: object
+) -> Callable[..., Any]:
     """With or without arguments: every test gets a value of its own."""
-    if function is None:
-        return fixture
-    function.__dict__[_FIXTURE] = True
-    return function
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, FIXTURE, Fixture(params=tuple(params), autouse=autouse))
+        return function
+
+    return mark if function is None else mark(function)
 
 
-def with_fixtures(function: Callable[..., Any], names: dict[str, Any], case: dict[str, Any], stack: ExitStack) -> Any:
-    """Calls a function with a case's arguments, and fixtures for its other parameters, which `stack` ends."""
-    for name in inspect.signature(function).parameters:
-        if name not in case and hasattr(names.get(name), _FIXTURE):
-            value = with_fixtures(names[name], names, {}, stack)
-            if isinstance(value, types.GeneratorType):
-                stack.callback(next, value, None)
-                value = next(value)
-            case = {**case, name: value}
-    return function(**case)
-
-
-def cases(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    """The arguments of each call of a test function."""
-    found: list[dict[str, Any]] = [{}]
-    for rows in getattr(function, _PARAMETERS, []):
-        found = [{**one, **row} for one in found for row in rows]
-    yield from found
-
-
-def fail(reason: str = "") -> None:
+def fail(reason: str = "", **_: object) -> NoReturn:
     raise AssertionError(reason)
+
+
+def skip(reason: str = "", **_: object) -> NoReturn:
+    raise Skipped(reason)
 
 
 def offer() -> None:
     """Makes `import pytest` find this."""
     module = types.ModuleType("pytest")
-    module.__dict__.update(raises=raises, approx=approx, fail=fail, fixture=fixture, param=param, mark=Marks())
+    names = {"raises": raises, "approx": approx, "fail": fail, "fixture": fixture, "param": param, "skip": skip, "mark": Marks()}
+    module.__dict__.update(names)
     sys.modules["pytest"] = module

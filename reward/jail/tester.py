@@ -27,11 +27,11 @@ import threading
 import types
 import unittest
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
-from reward.jail import codec, harness, proxy, pytest_stand_in, shared_objects, transfer
+from reward.jail import codec, harness, proxy, pytest_run, pytest_stand_in, shared_objects, transfer
 from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
@@ -86,7 +86,7 @@ def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> 
     before = dict(names)
     exec(compile(_asking(order["run"]), harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
-    ran = _run_check(defined, names, entry_point) + _run_cases(defined) + _run_functions(defined, names)
+    ran = _run_check(defined, names, entry_point) + _run_cases(defined) + pytest_run.run(defined, names, _finish)
     if not ran and not order["inline"]:
         raise AssertionError("no test ran")
 
@@ -146,22 +146,6 @@ def _run_cases(defined: dict[str, Any]) -> int:
 
 def _is_class(value: object) -> bool:
     return issubclass(type(value), type)  # a proxy of a class is an instance of `type` for `isinstance`
-
-
-def _run_functions(defined: dict[str, Any], names: dict[str, Any]) -> int:
-    """Functions named `test…`, and methods so named of classes named `Test…`, each on an instance of its own."""
-    found = [value for name, value in defined.items() if name.startswith("test") and isinstance(value, types.FunctionType)]
-    for name, cls in defined.items():
-        if name.startswith("Test") and _is_class(cls) and not issubclass(cls, unittest.TestCase):
-            found += [getattr(cls(), method) for method in vars(cls) if method.startswith("test")]
-    ran = 0
-    for function in found:
-        for case in pytest_stand_in.cases(function):
-            getattr(getattr(function, "__self__", None), "setup_method", lambda: None)()
-            with ExitStack() as stack:
-                _finish(pytest_stand_in.with_fixtures(function, names, case, stack))
-            ran += 1
-    return ran
 
 
 class Link:
