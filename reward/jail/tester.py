@@ -52,6 +52,7 @@ _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 def run(program: dict[str, Any]) -> None:
     module = harness.new_module("tests")
     pytest_stand_in.offer()
+    unittest.main = lambda *_, **__: None  # type: ignore[assignment]  # test cases run in any case, and it ends the process
     link = Link()
     _offer_solution(link)
     entry_point = program["entry_point"]
@@ -83,6 +84,7 @@ def _offer_solution(link: "Link") -> None:
 
 def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> None:
     """Raises what the first failing test raises."""
+    names["__name__"] = "__main__"  # code under this condition is part of the tests
     before = dict(names)
     exec(compile(_asking(order["run"]), harness.TESTS, "exec"), names)
     defined = {name: value for name, value in names.items() if before.get(name) is not value}

@@ -8,13 +8,15 @@ from reward.kinds import claims
 from reward.kinds.claims import Claim
 from reward.kinds.kind import TaskError
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """Some test code that passes as a whole or not."""
 
     code: str
-    inline: bool  # it asserts outside of any function
+    inline: bool  # it asserts outside of any function, or in a function that it calls itself
     claims: tuple[Claim, ...]  # all that it does, where that is nothing but plain comparisons
 
 
@@ -33,15 +35,21 @@ def _parse_unit(test: str) -> Unit:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"not Python: {error}") from None
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    inline = any(_asserts(node) for node in tree.body if not isinstance(node, definitions))
-    if not inline and not any(isinstance(node, definitions) for node in tree.body):
+    definitions = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    statements = [node for node in tree.body if not isinstance(node, DEFINITIONS)]
+    called = {name for one in statements for node in ast.walk(one) if (name := _called_by_name(node))}  # as in `main()`
+    inline = any(map(_asserts, (*statements, *(node for node in definitions if node.name in called))))
+    if not inline and not definitions:
         raise TaskError("tests nothing: it has no assert, no test function and no TestCase")
     try:
         found = tuple(claims.read_claims(test))
     except claims.NotAClaim:
         found = ()
     return Unit(code=test, inline=inline, claims=found)
+
+
+def _called_by_name(node: ast.AST) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _asserts(statement: ast.stmt) -> bool:

@@ -199,3 +199,23 @@ def test_a_variable_that_is_used_again_for_a_number_has_no_operators_of_a_class(
     for entry_point in ("Circle", ""):
         assert passes(sandbox, tests, code.format("3.14159 * self.r ** 2"), entry_point)
         assert not passes(sandbox, tests, code.format("self"), entry_point)
+
+
+IN_MAIN = "def main():\n    assert f(2) == 4\n"
+CASE = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(2), 4)\n"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        IN_MAIN + "main()",
+        IN_MAIN + "if __name__ == '__main__':\n    main()",
+        "if __name__ == '__main__':\n    assert f(2) == 4",
+        CASE + "unittest.main()",
+        CASE + "if __name__ == '__main__':\n    unittest.main(verbosity=2)",
+        "import pytest\ndef test_f(): assert f(2) == 4\nif __name__ == '__main__':\n    pytest.main([__file__])",
+    ],
+)
+def test_tests_that_start_themselves_run_and_decide(sandbox: Sandbox, tests: str) -> None:
+    assert passes(sandbox, tests, "def f(x): return 2 * x")
+    assert not passes(sandbox, tests, "def f(x): return 7")
