@@ -373,7 +373,7 @@ class RewardConfig:
         "Functions of your own that tasks of the kind `python` may name, as my_rewards:brevity", loaded_by="judge"
     )
     function_memory_mb: int = number(4096, "Memory of one process that runs such functions, in MiB", at_least=64)
-    parts: dict[str, Any] = field(
+    parts: dict[str, dict[str, Any]] = field(
         default_factory=dict,
         metadata={RULE: Rule(meaning="Parts that every reward gets beside its task, by name, as {short: {kind: length, …}}")},
     )

@@ -27,7 +27,7 @@ from conf.compose import slurm_sweep
 from conf.compose.check import check_resumed
 from conf.compose.hydra_errors import in_one_line
 from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
-from conf.compose.presets import check_names, check_presets, experiments, with_quoted_addresses
+from conf.compose.presets import check_names, check_presets, experiments, with_added_keys, with_quoted_addresses
 from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
 from launch.allocation import with_device
@@ -162,7 +162,7 @@ def main() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     register()
     try:
-        sys.argv[1:] = with_quoted_addresses(sys.argv[1:])
+        sys.argv[1:] = with_added_keys(with_quoted_addresses(sys.argv[1:]))
         _check_words(sys.argv[1:])
         check_names(sys.argv[1:])
         if slurm_sweep.CHOICE in sys.argv:

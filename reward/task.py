@@ -55,7 +55,7 @@ def defaults_of(config: RunConfig) -> Defaults:
         tags = read_tags(reward.reasoning)
     except ValueError as error:
         raise ConfigError(f"reward.reasoning={error}") from None
-    return Defaults(
+    defaults = Defaults(
         cpu_limit_s=reward.cpu_limit_s,
         memory_limit_mb=reward.memory_limit_mb,
         credit=reward.credit,
@@ -65,12 +65,16 @@ def defaults_of(config: RunConfig) -> Defaults:
         reasoning=tags,
         parts=reward.parts,
     )
+    try:
+        _parts_of_the_run(defaults)
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    return defaults
 
 
 def read_reward(data: Any, *, defaults: Defaults = DEFAULTS) -> Reward:
     """The reward that a problem's `task` describes, with the parts that every reward of the run has. Raises TaskError."""
-    parts = list(_read_parts(data, defaults))
-    parts += [_read_part(part, f"reward.parts.{name}", defaults, name=name) for name, part in defaults.parts.items()]
+    parts = [*_read_parts(data, defaults), *_parts_of_the_run(defaults)]
     seen: set[str] = {RESERVED}
     for part in parts:
         if part.name in seen:
@@ -89,6 +93,10 @@ def parse_task(data: Any, *, defaults: Defaults = DEFAULTS) -> Task:
     if not isinstance(kind, str) or kind not in KINDS:
         raise TaskError(f"task.kind: {kind!r} is not known: use one of {', '.join(KINDS)}")
     return KINDS[kind](data, defaults)
+
+
+def _parts_of_the_run(defaults: Defaults) -> list[Part]:
+    return [_read_part(part, f"reward.parts.{name}", defaults, name=name) for name, part in defaults.parts.items()]
 
 
 def _read_parts(data: Any, defaults: Defaults) -> Iterator[Part]:

@@ -12,7 +12,7 @@ from yaml import YAMLError
 from conf.compose.check import check, check_resumed
 from conf.compose.fit import fit
 from conf.compose.hydra_errors import SETTINGS, in_one_line, wrong_type
-from conf.compose.presets import check_names
+from conf.compose.presets import check_names, with_added_keys
 from conf.compose.secrets import refuse_secrets
 from conf.schema import ConfigError, RunConfig
 from conf.user_code import keep
@@ -30,7 +30,7 @@ def composed(words: Sequence[str]) -> DictConfig:
     check_names(words)
     register()
     with in_one_line(), initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=list(words))
+        return compose("config", overrides=with_added_keys(words))
 
 
 def to_run_config(composed: DictConfig, say: Callable[[str], None] = lambda change: None) -> RunConfig:

@@ -7,11 +7,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.schema import ConfigError
+from conf.schema import RULES, ConfigError, RunConfig, value_of
 
 FOLDER = Path(__file__).parents[1]
 EXPERIMENT = "experiment"
 ADDRESS = re.compile(r"(?<!['\"])hf://(?:[^\s,'\"\[\]]|\[[^\]]*\])+")
+ANY_KEYS = tuple(f"{key}." for key in RULES if isinstance(value_of(RunConfig(), key), dict))
 NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
 """Words that Hydra does not read as text. Its own error message does not name the word."""
 
@@ -19,6 +20,14 @@ NO_NAME = re.compile(r"null|true|false|[-+.\d\[].*", re.IGNORECASE)
 def with_quoted_addresses(words: Sequence[str]) -> list[str]:
     """The words of a command with `hf://name?split=train` in quotes, since Hydra does not read `?`, `=` and `&` without them."""
     return [ADDRESS.sub(lambda found: f"'{found[0]}'", word) for word in words]
+
+
+def with_added_keys(words: Sequence[str]) -> list[str]:
+    """The words of a new run with `++` before a setting that holds keys of the user's choice, such as reward.parts, since Hydra
+    adds no key without it."""
+    if any(word.startswith("resume=") for word in words):
+        return list(words)
+    return [f"++{word}" if f"{word.partition('=')[0]}.".startswith(ANY_KEYS) else word for word in words]
 
 
 def check_names(words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.schema import RunConfig
+from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelError, read_shape
 from launch.doctor.case import Case, everywhere, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
@@ -45,8 +45,12 @@ class Found:
 def read_local(config: RunConfig, sources: Sequence[str], most_rows: int | None) -> Found:
     """The problems of sources that lie on this machine, and what was refused."""
     found, places = Found(), dict[str, str]()
+    try:
+        options = options_of(config)
+    except ConfigError as error:
+        return Found(mistakes=[str(error)])
     for source in (source for source in sources if not source.startswith(HUB)):
-        reading = Reading(source=source, options=options_of(config), most_rows=most_rows)
+        reading = Reading(source=source, options=options, most_rows=most_rows)
         found.readings.append(reading)
         try:
             found.problems.extend(gradable.problem for gradable in reading.problems(places))
@@ -62,6 +66,8 @@ def read_local(config: RunConfig, sources: Sequence[str], most_rows: int | None)
 def _check_problems(case: Case, most_rows: int | None) -> Finding:
     lines, later, lost = list[str](), list[str](), False
     data = case.config.data
+    if settings := read_local(case.config, [], None).mistakes:
+        return failure(settings[0], "mend the setting")
     if data.reader:
         return skipped(f"the queue server reads them, with data.reader={data.reader}")
     for key, sources in (("data.train", data.train), ("data.heldout", data.heldout)):

@@ -32,6 +32,8 @@ PHASES = (
 """The phases of a step, in the order in which the trainer goes through them."""
 COUNTERS = ("queue/ready_groups", "lag/mean_versions", "idle/rollout_fraction", "tokens/generated_per_s")
 WIDTH, HEIGHT = 460, 280
+PART, MEAN = "reward/part/", "/mean"
+LINES_PER_CHART = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +134,16 @@ def trace_events(lines: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
 def page(name: str, facts: Sequence[str], lines: Sequence[Metrics]) -> str:
     title = f"{name}: {max(line['step'] for line in lines)} steps"
     told = "The last value of a line stands beside its name. Point at a dot to see its value."
-    figures = [drawn for wanted in CHARTS if (drawn := draw(wanted, lines))]
+    figures = [drawn for wanted in (CHARTS[0], *parts(lines), *CHARTS[1:]) if (drawn := draw(wanted, lines))]
     return html_page(title, [pre("\n".join(facts)), f"<p>{told}</p>"], figures)
+
+
+def parts(lines: Sequence[Metrics]) -> Iterator[Chart]:
+    """The means of the parts of the reward, as many to a chart as can be told apart."""
+    keys = sorted({key for line in lines for key in line if key.startswith(PART) and key.endswith(MEAN)})
+    for first in range(0, len(keys), LINES_PER_CHART):
+        series = {key.removeprefix(PART).removesuffix(MEAN): key for key in keys[first : first + LINES_PER_CHART]}
+        yield Chart(title="Parts of the reward", note="mean of the batch", series=series)
 
 
 def draw(wanted: Chart, lines: Sequence[Metrics]) -> Drawing | None:

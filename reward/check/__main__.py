@@ -3,6 +3,9 @@
     python -m reward.check problems.jsonl                                  every problem's own `solution` must pass
     python -m reward.check problems.jsonl --solutions completions.jsonl    lines {"id": …, "completion": …}, any number per id
 
+A line of completions may also hold `tokens`, their number, and `finish`, which is `stop` or `length`. Functions of the kind
+`python` are those in the folder where the command is given.
+
 The problems are rows as a run reads them (docs/problems.md), optionally with a `solution`, which is a whole program. Each
 problem that is refused and each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if
 something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
@@ -31,6 +34,7 @@ from reward.readers.draft import Options
 from reward.readers.reading import Gradable, Reading
 from reward.sandbox.host import Settings
 from reward.task import Defaults
+from rollout.ledger.records import Finish
 from rollout.prompts.problems import Problem, ProblemError, parse_line
 
 CANNOT_READ = 2
@@ -95,7 +99,17 @@ def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]
         if problem_id not in problems:
             raise CheckError(f"{where}: no problem has the id {problem_id!r}")
         found, completion = problems[problem_id], _text(line, "completion", where)
-        yield Attempt(where=f"{where} ({problem_id})", reward=found.rewards[0], answer=answer_to(found.problem, completion))
+        answer = replace(answer_to(found.problem, completion), **_how_it_ended(line, where))
+        yield Attempt(where=f"{where} ({problem_id})", reward=found.rewards[0], answer=answer)
+
+
+def _how_it_ended(line: dict[str, Any], where: str) -> dict[str, Any]:
+    tokens, finish = line.get("tokens"), line.get("finish", Finish.STOP)
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
+        raise CheckError(f"{where}: `tokens` must be a whole number, got {tokens!r:.80}")
+    if finish not in (Finish.STOP, Finish.LENGTH):
+        raise CheckError(f"{where}: `finish` must be stop or length, got {finish!r:.80}")
+    return {"tokens": tokens, "finish": Finish(finish)}
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -128,6 +142,10 @@ def _table(problems: int, refused: int, graded: list[GradedCompletion], failed: 
     table.add_row("graded", f"{len(graded)} in {wall_s:.1f} s, {len(graded) / max(wall_s, 1e-9):.1f}/s")
     table.add_row("passed", f"{len(graded) - failed} ({(len(graded) - failed) / max(len(graded), 1):.1%})")
     table.add_row("failed", str(failed))
+    verdicts = [one.verdict for one in graded if one.verdict is not None]
+    for name in dict.fromkeys(name for verdict in verdicts for name in verdict.parts):
+        values = [verdict.parts[name] for verdict in verdicts if name in verdict.parts]
+        table.add_row(name, f"mean {sum(values) / len(values):.4g}, min {min(values):.4g}, max {max(values):.4g}")
     table.add_row("in detail", figures.line())
     return table
 

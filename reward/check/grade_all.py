@@ -10,7 +10,7 @@ from reward.grade import Reward, grade
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.kinds.functions.pool import FunctionPool
-from reward.kinds.kind import Answer
+from reward.kinds.kind import Answer, TaskError
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
@@ -32,7 +32,7 @@ class Attempt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedCompletion:
     where: str
-    verdict: Verdict | None  # None: the sandbox failed
+    verdict: Verdict | None  # None: it could not be graded
     reason: str  # empty where nothing failed
 
 
@@ -55,6 +55,8 @@ def grade_all(
             verdict = grade(attempt.reward, attempt.answer, lent)
         except SandboxUnavailable:
             raise
+        except TaskError as error:
+            return GradedCompletion(where=attempt.where, verdict=None, reason=str(error))
         except SandboxError as error:
             return GradedCompletion(where=attempt.where, verdict=None, reason=f"no verdict: {error}")
         figures.add(verdict)

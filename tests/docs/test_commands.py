@@ -46,6 +46,7 @@ RULES = (
     Rule(r"-m launch -m ", instead="tests/launch/report/test_sweep_runs.py and test_a_sweep_and_its_report"),
     Rule(r"-m launch\.report\.sweep", instead="test_a_sweep_and_its_report"),
     Rule(r"my_loss|my_reader", instead="tests/trainer/test_user_code.py and tests/rollout/prompts/test_reader_example.py"),
+    Rule(r"my_rewards", instead="tests/reward/kinds/test_python_example.py"),
     # The model of these tests has 256 positions.
     Rule(r"-m launch\.doctor .*data=files", more=("data.max_prompt_tokens=128",)),
     Rule(r"-m launch .*data=files", more=("dry_run=true", "data.max_prompt_tokens=128")),
