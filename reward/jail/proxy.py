@@ -7,7 +7,7 @@ is believed only as far as it cannot fake a pass:
 - it equals no plain data, unless the problem declares its class and the class holds such data;
 - it has no length, order, items or arithmetic with plain data, unless the problem declares its class (`is_declared`);
 - it has no method such as `startswith`, `index` or `union`, by which plain data says how it compares with what is expected,
-  unless the tests name its class;
+  unless the tests visibly call it on its class;
 - of the names between double underscores it has those in `SPECIAL`: what else looks such names up trusts what it finds.
 """
 
@@ -83,8 +83,10 @@ class Proxy:
         if name.startswith("__") and name not in SPECIAL:
             raise AttributeError(name)
         found = self._kestrel_link.ask("getattr", self, name)
-        if name in METHODS and is_proxy(found) and not self._kestrel_link.is_named(self):
-            raise AttributeError(f"{name} of an object whose class the tests do not name: the candidate must return plain data")
+        if name in METHODS and is_proxy(found) and not self._kestrel_link.is_declared(self, name):
+            raise AttributeError(
+                f"{name} of an object on whose class the tests do not call it: the candidate must return plain data"
+            )
         return found
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -44,10 +44,11 @@ class AssertsTask(CodeTask):
     tests: tuple[Unit, ...]
     entry_point: str  # what `check(candidate)` gets; may be empty where no test has a `check`
     called: str  # the function that all tests call, where all of them are plain comparisons
+    taken: str = ""  # a name that the tests take from the candidate, where there is no entry point
 
     @property
     def defines(self) -> str:
-        return (self.entry_point or self.called).partition(".")[0]
+        return (self.entry_point or self.called).partition(".")[0] or self.taken
 
     def count_passed(self, extracted: Extracted, sandbox: Sandbox, usage: Usage) -> int:
         if self.called:
@@ -66,11 +67,23 @@ def read_asserts_task(data: Mapping[str, Any], defaults: Defaults) -> AssertsTas
         called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
     try:
         compile(shared["setup"], "setup.py", "exec", dont_inherit=True)
-        for unit in () if called else units:  # claims rarely need it
-            read_interface(shared["setup"], unit.code, entry_point)
+        taken = "" if called else _read_taken(shared["setup"], units, entry_point)  # claims rarely need it
+    except TaskError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"task.setup or task.tests: not Python: {error}") from None
-    return AssertsTask(tests=units, entry_point=entry_point, called=called, **shared)
+    return AssertsTask(tests=units, entry_point=entry_point, called=called, taken=taken, **shared)
+
+
+def _read_taken(setup: str, units: Sequence[Unit], entry_point: str) -> str:
+    """A name that these tests take from the candidate. Each must take one: otherwise it passes whatever the answer is."""
+    taken: set[str] = set()
+    for index, unit in enumerate(units):
+        names = read_interface(setup, unit.code, entry_point).names
+        if not names or entry_point.partition(".")[0] in unit.defines:
+            raise TaskError(f"task.tests[{index}]: defines all that it tests itself: it must not hold the solution")
+        taken |= names
+    return min(taken)
 
 
 class AssertsGrader:

@@ -14,6 +14,7 @@ from typing import Any
 from reward.jail import codec
 
 MAX_VALUE_BITS = 4096  # the largest int that arithmetic over literals may produce
+MOST_TOLERANCE = 1e300
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -129,7 +130,7 @@ def _closeness(left: ast.expr, right: ast.expr) -> Claim:
         difference = left.args[0]
         if isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Sub):
             number, tolerance = value(difference.right), value(right)
-            if isinstance(number, int | float) and isinstance(tolerance, int | float):
+            if isinstance(number, int | float) and isinstance(tolerance, int | float) and abs(tolerance) < MOST_TOLERANCE:
                 return _of_call(difference.left, "near", number, tolerance=float(tolerance))
     raise NotAClaim("an assertion of another form")
 
@@ -152,8 +153,10 @@ def _of_call(node: ast.expr, relation: str, expected: Any, *, tolerance: float =
 def value(node: ast.expr) -> Any:
     """What literals, or arithmetic over numbers and sums of strings and lists, stand for."""
     try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
+        found = ast.literal_eval(node)
+        codec.encode(found)
+        return found
+    except (ValueError, TypeError, MemoryError, RecursionError):  # a CodecError is a ValueError: `...` is no data
         pass
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return _arithmetic(node.op, value(node.left), value(node.right))

@@ -1,6 +1,5 @@
 """Reading the fields of a task. Each function raises TaskError with the place of what is wrong."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +24,12 @@ def read_text(value: object, where: str) -> str:
     return value
 
 
+MOST = 1e9  # for any limit: no run takes so many seconds, and no host has so many MiB
+
+
 def read_positive(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise TaskError(f"task.{name}: must be a number above 0, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+        raise TaskError(f"task.{name}: must be a number above 0, got {value!r:.50} (at most {MOST:g})")
     return float(value)
 
 

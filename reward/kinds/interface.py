@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+from reward.jail.proxy import METHODS
 from reward.kinds import in_place
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -50,7 +51,7 @@ LIBRARY = {
         ("copy", "deepcopy"),
         ("functools", "reduce"),
         ("itertools", "combinations permutations"),
-        ("math", "ceil floor inf isclose isnan nan pi sqrt"),
+        ("math", "ceil comb cos exp factorial floor gcd hypot inf isclose isnan lcm log log10 log2 nan pi sin sqrt tan"),
         ("pytest", "approx raises"),
     )
     for name in names.split()
@@ -201,8 +202,8 @@ def _roots(node: ast.expr, classes: set[str], variables: Variables) -> set[str]:
     """The classes that an expression visibly is, or visibly is an instance of."""
     if isinstance(node, ast.Name) and node.id in classes:
         return {node.id}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
-        return {node.func.id}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return {node.func.id} if node.func.id in classes else _held(node.func, variables)
     if isinstance(node, ast.BinOp):
         return _roots(node.left, classes, variables) | _roots(node.right, classes, variables)
     if isinstance(node, ast.UnaryOp):
@@ -223,13 +224,18 @@ def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr, tuple[int, 
     for item in _of(ast.withitem, nodes):
         if item.optional_vars:
             yield item.optional_vars, item.context_expr, _end(item.optional_vars)
+    for function in _of(ast.FunctionDef, nodes):  # a helper, or a fixture, whose name is a parameter of tests
+        for result in ast.walk(function):
+            if isinstance(result, ast.Return | ast.Yield) and result.value is not None:
+                yield ast.Name(id=function.name), result.value, _end(result)
     for loop in _of(ast.For, nodes):
         if isinstance(loop.iter, ast.List | ast.Tuple):
             yield from ((loop.target, item, _end(loop.iter)) for item in loop.iter.elts)
 
 
 def _applied(nodes: Nodes) -> Iterator[tuple[tuple[str, ...], Sequence[ast.expr]]]:
-    """Every operator other than `==`, `is` and `not`, by the names that it has in `Proxy`, with its operands."""
+    """Every operator other than `==`, `is` and `not`, by the names that it has in `Proxy`, with its operands; and every
+    method that has the name of one of plain data's."""
     for node in nodes:
         if isinstance(node, ast.BinOp):
             yield _OF_SYNTAX[type(node.op)], (node.left, node.right)
@@ -240,6 +246,8 @@ def _applied(nodes: Nodes) -> Iterator[tuple[tuple[str, ...], Sequence[ast.expr]
             yield from ((_OF_SYNTAX.get(type(op), ()), sides[at : at + 2]) for at, op in enumerate(node.ops))
         elif isinstance(node, ast.Subscript):
             yield ("getitem",), (node.value,)
+        elif isinstance(node, ast.Attribute) and node.attr in METHODS:
+            yield (node.attr,), (node.value,)
         elif isinstance(node, ast.AugAssign):
             yield _OF_SYNTAX[type(node.op)], (node.target, node.value)
         elif isinstance(node, ast.Call):

@@ -17,6 +17,7 @@ class Unit:
 
     code: str
     inline: bool  # it asserts outside of any function, or in a function that it calls itself
+    defines: frozenset[str]  # functions and classes
     claims: tuple[Claim, ...]  # all that it does, where that is nothing but plain comparisons
 
 
@@ -41,11 +42,14 @@ def _parse_unit(test: str) -> Unit:
     inline = any(map(_asserts, (*statements, *(node for node in definitions if node.name in called))))
     if not inline and not definitions:
         raise TaskError("tests nothing: it has no assert, no test function and no TestCase")
+    if any(isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) for node in ast.walk(tree)):
+        raise TaskError("an assert of a tuple always holds: write `assert a == b, 'message'` without parentheses")
     try:
         found = tuple(claims.read_claims(test))
     except claims.NotAClaim:
         found = ()
-    return Unit(code=test, inline=inline, claims=found)
+    defines = frozenset(node.name for node in definitions)
+    return Unit(code=test, inline=inline, defines=defines, claims=found)
 
 
 def _called_by_name(node: ast.AST) -> str:

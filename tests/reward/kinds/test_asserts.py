@@ -191,6 +191,29 @@ HONEST: dict[str, tuple[str, str]] = {
         "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.q = Queue()\n    def test_a(self):\n        self.q.put(1)\n        self.assertEqual(len(self.q), 1)\n        self.assertIn(1, self.q)",
     ),
     "a function named like a builtin": ("def f(x): return sum(x)\ndef sum(x):\n    t = 0\n    for y in x: t += y\n    return t", "assert f([1, 2]) == sum([1, 2])"),
+    "a slice": ("class L:\n    def __init__(s, *a): s.a = list(a)\n    def __getitem__(s, i): return s.a[i]", "l = L(1, 2, 3)\nassert l[1:] == [2, 3] and l[::2] == [1, 3] and l[0] == 1"),
+    "an argument by keyword that is changed": ("def f(nums): nums.sort()", "xs = [3, 1]\nf(nums=xs)\nassert xs == [1, 3]"),
+    "operators the other way round and in place": (
+        "class N:\n    def __init__(s, n): s.n = n\n    def __rpow__(s, o): return o ** s.n\n    def __pow__(s, o, m=None): return pow(s.n, o, m)\n    def __rdivmod__(s, o): return divmod(o, s.n)\n"
+        "    def __iadd__(s, o):\n        s.n += o\n        return s",
+        "n = N(3)\nassert 2 ** n == 8 and pow(n, 2, 5) == 4 and divmod(10, n) == (3, 1)\nm = n\nn += 2\nassert m is n and n.n == 5",
+    ),
+    "threads of the tests": (
+        "import threading\nclass C:\n    def __init__(s): s.n, s.lock = 0, threading.Lock()\n    def inc(s):\n        with s.lock: s.n += 1\ndef f(x): return 2 * x",
+        "import threading\nfrom concurrent.futures import ThreadPoolExecutor\nc = C()\nts = [threading.Thread(target=lambda: [c.inc() for _ in range(10)]) for _ in range(3)]\n"
+        "[t.start() for t in ts]\n[t.join() for t in ts]\nassert c.n == 30\nwith ThreadPoolExecutor(4) as e:\n    assert list(e.map(f, range(5))) == [0, 2, 4, 6, 8]",
+    ),
+    "what a generator returns": ("def f():\n    yield 1\n    return 9", "g = f()\nassert next(g) == 1\ntry:\n    next(g)\nexcept StopIteration as e:\n    assert e.value == 9"),
+    "a context of the tests": ("def f(c):\n    with c as x: return x + 1", "from contextlib import contextmanager\n@contextmanager\ndef c(): yield 2\nassert f(c()) == 3"),
+    "an assignment that raises on purpose": ("class S:\n    def __enter__(s): pass\n    def __exit__(s, t, e, b): return t is ZeroDivisionError\ndef f(): return S()", "x = []\nwith f():\n    x.append(1)\n    y = 1 / 0\nassert x == [1]"),
+    "more values of the library": (
+        "import pathlib, uuid\ndef f(): return pathlib.Path('a/b'), uuid.UUID(int=5), complex(1, 2), frozenset([1]), b'x'",
+        "import pathlib, uuid\np, u, *rest = f()\nassert p.name == 'b' and p == pathlib.Path('a/b') and u == uuid.UUID(int=5) and rest == [1 + 2j, frozenset([1]), b'x']",
+    ),
+    "a fixture that makes an object": (
+        "class Stack:\n    def __init__(s): s.xs = []\n    def push(s, x): s.xs.append(x)\n    def __len__(s): return len(s.xs)\n    def count(s, x): return s.xs.count(x)",
+        "import pytest\n@pytest.fixture\ndef stack():\n    s = Stack()\n    s.push(1)\n    return s\ndef test_a(stack): assert len(stack) == 1 and stack.count(1) == 1",
+    ),
     "a magic mock": ("def f(repo): return sum(repo.prices())", "from unittest.mock import MagicMock\nrepo = MagicMock()\nrepo.prices.return_value = [1, 2]\nassert f(repo) == 3\nrepo.prices.assert_called_once_with()"),
     "what is callable, an iterator or a length": (
         "class C:\n    def __len__(s): return 1\ndef f(x): return C\ndef g(x): yield x",
@@ -362,6 +385,19 @@ FAKED: dict[str, tuple[str, str]] = {
     "the source of the tests in a stack": (
         "import re\ndef f(log): return int(re.findall(r'== (\\d+)', log.findCaller(True)[3])[-1])", "import logging\nassert f(logging.getLogger('x')) == 7219",
     ),
+    "a text that is a class": (
+        "class T:\n    def __init__(s, x): pass\n    def upper(s): return s\n    words = upper\n    def index(s, *a): return 1\n    startswith = isupper = index",
+        "assert T('a').words().startswith('A') and T('b').words().index('b') == 1",
+    ),
+    "own functions of the library": ("def log(x): return 0.0\ndef gcd(*a): return 0.0\ndef f(x): return 0.0", "x = f(5)\nassert abs(x - log(5)) < 1e-9 and x == gcd(12, 18)"),
+    "other items each time": (
+        "class R:\n    n = 0\n    def __iter__(s):\n        s.n += 1\n        return iter([3, 1, 2] if s.n == 1 else [])\ndef f(x): return R()",
+        "r = f([3, 1, 2])\nassert sorted(r) == [1, 2, 3] and list(r) == sorted(r)",
+    ),
+    "a failed assertion of a callback": (
+        "import re\ndef f(done):\n    try: done(0)\n    except BaseException as e:\n        try: done(int(re.search(r'!= (\\d+)', str(e))[1]))\n        except BaseException: done(9)",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        seen = []\n        def done(x):\n            seen.append(1)\n            self.assertEqual(x, 9)\n        f(done)\n        self.assertTrue(seen)",
+    ),
     "what is no function": ("def f(x): return object()", "g = f(1)\nassert callable(g)"),
     "what is no iterator": ("def f(x): return object()", "from collections.abc import Iterator\ng = f(1)\nassert isinstance(g, Iterator)"),
     "what is no length": ("def f(x): return object()", "import collections.abc\ng = f(1)\nassert isinstance(g, (int, collections.abc.Sized))"),
@@ -415,7 +451,18 @@ def test_helpers_of_the_prompt_are_the_tests_own(sandbox: Sandbox) -> None:
     assert verdict("def poly(x): return 0\ndef f(x): return 1", test, sandbox=sandbox, setup=helper).reward == 0.0
 
 
-@pytest.mark.parametrize(("test", "message"), [("x = 1", "tests nothing"), ("assert (", "not Python"), (3, "must be a string")])
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("x = 1", "tests nothing"),
+        ("assert (", "not Python"),
+        (3, "must be a string"),
+        ("assert (f(2) == 4, 'wrong')", "a tuple always holds"),
+        ("x = [2]\nassert len(x) == 1", "defines all that it tests"),
+        ("def add(a, b): return a + b\nassert add(1, 2) == 3", "defines all that it tests"),
+        ("def add(a, b): return a + b\ndef test_add(): assert add(1, 2) == 3", "defines all that it tests"),
+    ],
+)
 def test_tests_that_test_nothing_are_refused(test: Any, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         parse_task({"kind": "asserts", "tests": [test]})

@@ -11,7 +11,7 @@ from reward.jail import codec
 from reward.kinds.asserts import AssertsTask
 from reward.kinds.claims import NotAClaim, read_claims
 from reward.sandbox.sandbox import Sandbox
-from reward.task import parse_task
+from reward.task import TaskError, parse_task
 from tests.reward.grading import grade
 
 PLAIN = st.recursive(
@@ -109,7 +109,8 @@ def test_a_helper_of_the_setup_is_not_taken_for_the_candidates() -> None:
     assert task("assert helper(3) == 9", setup="def helper(x): return 9").called == ""
     assert task("assert helper(3) == 9").called == ""
     assert task("assert helper(3) == 9", entry_point="").called == "helper"
-    assert task("assert helper(3) == 9", entry_point="", setup="from x import helper").called == ""
+    with pytest.raises(TaskError, match="defines all that it tests"):
+        task("assert helper(3) == 9", entry_point="", setup="from x import helper")
 
 
 def test_code_that_is_not_python_holds_no_claims() -> None:
