@@ -204,6 +204,53 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert len(orders) == 4
 
 
+MIXTURES = st.lists(st.tuples(st.integers(1, 9), st.floats(0.05, 20)), min_size=1, max_size=4)  # (prompts, weight) of each part
+
+
+def mixture(parts, seed=0):
+    made = [[prompt(100 * part + i) for i in range(count)] for part, (count, _) in enumerate(parts)]
+    return PromptStream(made, seed, [weight for _, weight in parts])
+
+
+def part_of(found) -> int:
+    return int(found.id[1:]) // 100
+
+
+@settings(deadline=None)
+@given(MIXTURES, st.integers(1, 300))
+def test_each_part_of_a_mixture_has_its_share_of_any_beginning(parts, length):
+    stream = mixture(parts)
+    counts = Counter(part_of(stream.at(i)) for i in range(length))
+    total = sum(weight for _, weight in parts)
+    for part, (_, weight) in enumerate(parts):
+        assert abs(counts[part] - length * weight / total) <= len(parts)
+
+
+@settings(deadline=None)
+@given(MIXTURES, st.lists(st.integers(0, 150), min_size=1, max_size=20), st.integers(0, 3))
+def test_position_in_a_mixture_alone_says_which_prompt_it_is(parts, positions, seed):
+    going = mixture(parts, seed)
+    assert [going.at(p).id for p in positions] == [mixture(parts, seed).at(p).id for p in positions]
+
+
+@settings(deadline=None)
+@given(MIXTURES)
+def test_each_part_of_a_mixture_shows_all_its_prompts_before_it_repeats_one(parts):
+    stream = mixture(parts)
+    shown = [[] for _ in parts]
+    for i in range(200):
+        found = stream.at(i)
+        shown[part_of(found)].append(found.id)
+    for (count, _), ids in zip(parts, shown, strict=True):
+        for start in range(0, len(ids) - count + 1, count):
+            assert len(set(ids[start : start + count])) == count
+
+
+def test_weights_are_part_of_what_the_journal_is_bound_to():
+    digests = {mixture([(3, 1.0), (3, weight)]).digest for weight in (1.0, 2.0)}
+    assert len(digests) == 2
+
+
 def test_no_prompts_at_all_is_an_error():
     with pytest.raises(ProblemError, match="no prompt to train on"):
         PromptStream([[]], 0)
