@@ -9,18 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from conf.compose.load import write_run
+from conf.compose.load import read_run, write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RewardConfig, RolloutConfig, RunConfig, TrainerConfig
+from launch.report.metrics_file import read_metrics
+from launch.report.run_report import write_report
 from rollout.ledger.records import Batch, Finish, Segment
 from rollout.queue.client import AsyncQueueClient, QueueClient, QueueTimeout
 from rollout.queue.keys import RunKeys
+from trainer.learn.batch_figures import batch_figures
+from trainer.metrics.loggers import Loggers
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +36,15 @@ GROUPS, COMPLETIONS = 2, 4
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 ANSWERS = ("    return x * x", "    return x", "    import os\n    os._exit(0)", "    return x ** 2")
 REWARDS = [1.0, 0.0, 0.0, 1.0]
+MY_REWARDS = """
+def brevity(completion, metadata):
+    if "import" in completion:
+        raise ValueError("no imports")
+    return 0.25, {"words": len(completion.split())}
+"""
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def made(tmp_path: Path, reward: RewardConfig) -> Path:
     """A run's folder with a tokenizer of bytes and one problem."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
@@ -46,7 +59,7 @@ def run_dir(tmp_path: Path) -> Path:
         algo=AlgoConfig(groups_per_step=GROUPS, completions_per_group=COMPLETIONS, minibatches=1),
         rollout=RolloutConfig(max_staleness=0, max_completion_tokens=100, segment_tokens=100, lease_s=2.0),
         trainer=TrainerConfig(steps=1),
-        reward=RewardConfig(slots=2),
+        reward=reward,
     )
     write_run(config, tmp_path / "run")
     RunKeys.create(tmp_path / "run")
@@ -54,14 +67,28 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return made(tmp_path, RewardConfig(slots=2))
+
+
+@pytest.fixture
 def endpoint(run_dir: Path) -> Iterator[str]:
+    with served(run_dir) as address:
+        yield address
+
+
+@contextmanager
+def served(run_dir: Path) -> Iterator[str]:
+    """A queue server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     server = subprocess.Popen([sys.executable, "-m", "rollout.queue", "--run", str(run_dir), "--bind", address])
-    yield address
-    server.terminate()
-    server.wait(timeout=20)
+    try:
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
 
 
 def start_judge(run_dir: Path, endpoint: str) -> subprocess.Popen[bytes]:
@@ -127,6 +154,51 @@ def test_completions_become_a_graded_batch_and_the_judge_leaves_when_the_run_clo
     finally:
         judge.kill()
         judge.wait()
+
+
+def test_parts_of_a_reward_reach_the_metrics_the_report_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text(MY_REWARDS)
+    monkeypatch.chdir(tmp_path)  # where a user gives the command; the run gets its own copy
+    parts: dict[str, dict[str, Any]] = {
+        "brevity": {"kind": "python", "function": "my_rewards:brevity", "weight": 0.5},
+        "short": {"kind": "length", "target": 10, "most": 20, "weight": 0.2},
+    }
+    run_dir = made(tmp_path, RewardConfig(slots=2, parts=parts))
+    (tmp_path / "my_rewards.py").unlink()
+    with served(run_dir) as address:
+        asyncio.run(generate(run_dir, address))
+        judge = start_judge(run_dir, address)
+        try:
+            batch = take(run_dir, address)
+        finally:
+            judge.kill()
+            judge.wait()
+    shorts = [max(0.0, min(1.0, (20 - len(answer)) / 10)) for answer in ANSWERS]
+    brevities = [0.0 if "import" in answer else 0.25 for answer in ANSWERS]
+    expected = [tests + 0.5 * brevity + 0.2 * short for tests, brevity, short in zip(REWARDS, brevities, shorts, strict=True)]
+    for group in batch.groups:
+        assert group.rewards.tolist() == pytest.approx(expected)
+        assert [t.reward_parts["function_failed"] for t in group.trajectories] == [
+            float("import" in answer) for answer in ANSWERS
+        ]
+        assert "brevity: my_rewards:brevity: my_rewards.py:4: ValueError: no imports" in group.trajectories[2].reason
+
+    figures = batch_figures(batch)
+    assert figures["reward/part/calls/mean"] == pytest.approx(fmean(REWARDS))
+    assert figures["reward/part/brevity/mean"] == pytest.approx(fmean(brevities))
+    assert (figures["reward/part/short/min"], figures["reward/part/short/max"]) == (min(shorts), pytest.approx(max(shorts)))
+    loggers = Loggers(run_dir, read_run(run_dir), version=0)
+    loggers.write(1, figures, {})
+    loggers.close()
+    assert write_report(run_dir)
+    [line] = read_metrics(run_dir)
+    page = (run_dir / "report.html").read_text()
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload().Tags()["scalars"]
+    for part in ("calls", "brevity", "short", "function_failed"):
+        for figure in ("mean", "min", "max"):
+            name = f"reward/part/{part}/{figure}"
+            assert name in line and name in events
+        assert part in page
 
 
 def test_a_judge_that_is_killed_loses_nothing(run_dir: Path, endpoint: str) -> None:
