@@ -93,13 +93,12 @@ def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> 
         raise AssertionError("no test ran")
 
 
-def _asking(code: str) -> ast.Module:
+def _asking(code: str) -> ast.Module | str:
     """Test code that asks the candidate's jail what an object is: where it calls `type(x)`, `callable(x)` or `isinstance(x, C)`,
     or reads `x.__class__`."""
-    tree = ast.parse(code, harness.TESTS)
-    if "__class__" in code or any(f"{name}(" in code for name in _ASKED):
-        tree = ast.fix_missing_locations(_Asking().visit(tree))
-    return tree
+    if "__class__" not in code and not any(f"{name}(" in code for name in _ASKED):
+        return code  # a tree of Python's objects costs more than most tests
+    return ast.fix_missing_locations(_Asking().visit(ast.parse(code, harness.TESTS)))
 
 
 class _Asking(ast.NodeTransformer):

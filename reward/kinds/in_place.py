@@ -8,7 +8,6 @@ what does not depend on it.
 
 import ast
 import builtins
-from collections.abc import Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Sides = list[tuple[ast.AST, ast.AST]]
@@ -22,22 +21,26 @@ def looked_at(trees: tuple[ast.Module, ...]) -> list[tuple[str, str]]:
     return sorted({(scope, name) for tree in trees for scope, nodes in _scopes(tree) for name in _of_scope(nodes)})
 
 
-def _scopes(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
-    yield TOP, list(_own_nodes(tree))
-    for node in ast.walk(tree):
-        if isinstance(node, Function):
-            yield node.name, list(_own_nodes(node))
-
-
-def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, Function):
-            yield child
-            yield from _own_nodes(child)
+def _scopes(tree: ast.Module) -> list[tuple[str, list[ast.AST]]]:
+    """What belongs to the top and to each function, without the functions inside."""
+    found: list[tuple[str, list[ast.AST]]] = [(TOP, [])]
+    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, found[0][1])]
+    while waiting:
+        node, scope = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                found.append((child.name, []))
+                waiting.append((child, found[-1][1]))
+            else:
+                scope.append(child)
+                waiting.append((child, scope))
+    return found
 
 
 def _of_scope(nodes: list[ast.AST]) -> set[str]:
-    assigned = _assigned(nodes)
+    if not (passed := _first_calls(nodes)):
+        return set()
+    assigned = _assigned(nodes, passed)
     looked_at: set[str] = set()
     computed_from: set[str] = set()  # both what the candidate returns and what it is compared with
     for one, other in _compared(nodes):
@@ -54,17 +57,14 @@ def _compared(nodes: list[ast.AST]) -> Sides:
     return sides + [(right, left) for left, right in sides]
 
 
-def _assigned(nodes: list[ast.AST]) -> dict[str, set[str]]:
+def _assigned(nodes: list[ast.AST], passed: dict[str, int]) -> dict[str, set[str]]:
     """The variables that each variable is computed from. A copy that is made before a call depends on nothing that it changes."""
-    first = _first_calls(nodes)
-
-    def unchanged_before(line: int) -> set[str]:
-        return {name for name, passed in first.items() if line < passed}
-
     found: dict[str, set[str]] = {}
     for node in nodes:
         if isinstance(node, ast.Assign):
-            sources = _names(node.value) - (unchanged_before(node.lineno) if _is_copy(node.value) else set())
+            sources = _names(node.value)
+            if _is_copy(node.value):
+                sources -= {name for name, line in passed.items() if node.lineno < line}
             for name in (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)):
                 found.setdefault(name, set()).update(sources)
     return found
@@ -73,7 +73,7 @@ def _assigned(nodes: list[ast.AST]) -> dict[str, set[str]]:
 def _is_copy(node: ast.expr) -> bool:
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Slice)
-    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _COPYING
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _COPYING
 
 
 def _first_calls(nodes: list[ast.AST]) -> dict[str, int]:

@@ -75,7 +75,8 @@ def read_interface(setup: str, tests: str, entry_point: str) -> Interface:
     """What `tests`, which run after `setup`, take from the candidate."""
     tests += _doctests(tests)
     trees = (ast.parse(setup), ast.parse(tests))
-    ast.increment_lineno(trees[1], len(setup.splitlines()))
+    if setup:
+        ast.increment_lineno(trees[1], len(setup.splitlines()))
     nodes = [node for tree in trees for node in ast.walk(tree)]
     _name_parameter(nodes, entry_point)
     setup_used, setup_bound = _globals(setup)
@@ -155,9 +156,10 @@ def _classes(nodes: Nodes, names: set[str], entry_point: str) -> set[str]:
     }
     defined = {node.name for node in _of(ast.ClassDef, nodes)}
     capitalised = {name for name in names if name.lstrip("_")[:1].isupper()}
-    variables = _variables(nodes, {entry_point})
-    if not any(_roots(node.value, {entry_point}, variables) for node in _of(ast.Attribute, nodes)):
-        capitalised.discard(entry_point)  # a function may have such a name; what has attributes is a class
+    if entry_point in capitalised:
+        variables = _variables(nodes, {entry_point})
+        if not any(_roots(node.value, {entry_point}, variables) for node in _of(ast.Attribute, nodes)):
+            capitalised.discard(entry_point)  # a function may have such a name; what has attributes is a class
     return names & (checked | defined | capitalised)
 
 
