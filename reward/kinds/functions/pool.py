@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -154,7 +154,7 @@ class _Process:
         """Raises _Lost."""
         self._memory_bytes = memory_bytes
         self._first_memory = 0
-        self._loaded: set[str] = set()  # functions
+        self._wanted: dict[str, Set[str]] = {}  # what each function that is loaded wants to be given
         self._ours, theirs = socket.socketpair()
         self._frames = Frames(self._ours)
         path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
@@ -182,18 +182,22 @@ class _Process:
         """Answers the calls in order and takes each from the queue. Raises _Lost."""
         try:
             self._ours.settimeout(IMPORT_S)
-            self._frames.send([(call.function, call.given) for call in calls])
+            self._frames.send([(call.function, self._only_wanted(call)) for call in calls])
         except OSError as error:
             raise _Lost(f"its process is gone: {error}") from error
         self._ours.settimeout(ASK_S)
         while calls:
             call = calls[0]
-            if call.function not in self._loaded:
-                self._wait(IMPORT_S, f"its module was not imported within {IMPORT_S:g} s", closing)
-                self._loaded.add(call.function)
+            if call.function not in self._wanted:
+                wanted = self._wait(IMPORT_S, f"its module was not imported within {IMPORT_S:g} s", closing)
+                self._wanted[call.function] = frozenset(wanted)
             began_s = time.monotonic()
             answered = self._wait(call.deadline_s, f"did not return within {call.deadline_s:g} s", closing)
             answer(calls.popleft(), Returned(**answered), time.monotonic() - began_s)
+
+    def _only_wanted(self, call: _Call) -> Mapping[str, Any]:
+        wanted = self._wanted.get(call.function, call.given.keys())
+        return {name: value for name, value in call.given.items() if name in wanted}
 
     def leaks(self) -> bool:
         """Whether half of the memory is gone that was free after the first calls, which may have loaded a model."""

@@ -58,7 +58,7 @@ def main(run_dir: str, fd: str) -> None:
         for name, given in calls:
             if name not in known:
                 known[name] = loaded(name, Path(run_dir))
-                frames.send({})
+                frames.send(sorted(known[name].wanted))
             answer = answer_of(known[name], given, loop)
             if os.getpid() != MAIN:
                 os._exit(0)  # a child that the function has forked, and that has come back from it
