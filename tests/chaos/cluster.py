@@ -29,7 +29,7 @@ from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import RunKeys
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather
-from tests.chaos.words import write_problems, write_tokenizer
+from tests.chaos.words import USER_CODE, write_problems, write_tokenizer
 from tests.rollout.stage import QWEN2, REPOSITORY, WORKER, free_ports
 
 WORKERS = 2
@@ -75,7 +75,9 @@ def run_config(folder: Path, *, steps: int) -> RunConfig:
             engine_start_s=20.0, engine_restarts=1000, engine_args=["--pace-s=0.01"],
         ),
         trainer=TrainerConfig(steps=steps, checkpoint_every=2, checkpoints_kept=2, push_s=2.0, stall_s=60.0),
-        reward=RewardConfig(slots=1, cpu_limit_s=2.0),
+        reward=RewardConfig(
+            slots=1, cpu_limit_s=2.0, parts={"bonus": {"kind": "python", "function": "chaos_rewards:bonus", "deadline_s": 60}},
+        ),
     )  # fmt: skip
 
 
@@ -86,6 +88,8 @@ class Cluster:
         (folder / "model" / "config.json").write_text(json.dumps(QWEN2))
         write_problems(folder / "problems.jsonl", PROBLEMS)
         self.config = run_config(folder, steps=steps)
+        (self.run / "user_code").mkdir(parents=True)
+        (self.run / "user_code" / "chaos_rewards.py").write_text(USER_CODE)
         write_run(self.config, self.run)
         (self.run / "logs").mkdir(exist_ok=True)
         with _transformers:  # used up here, so that no process of the run has to load it

@@ -26,7 +26,7 @@ from rollout.ledger.records import Batch, EngineInfo, Finish, Trajectory
 from rollout.ledger.wire import pack
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import RunKeys
-from tests.chaos.words import worth
+from tests.chaos.words import bonus, worth
 from tests.rollout.fake_engine import next_token
 
 CONTRACT_BROKEN = 3
@@ -122,7 +122,11 @@ class StandInTrainer:
         cap = self.config.rollout.max_completion_tokens
         self.need(trajectory.finish is Finish.STOP or len(completion) == cap, f"ended ({trajectory.finish}) at {len(completion)}")
         reward = worth(completion) if trajectory.finish is Finish.STOP else self.config.reward.truncated_reward
-        self.need(trajectory.reward == reward, f"a reward of {trajectory.reward} for what is worth {reward}")
+        added, failed = bonus(len(completion))
+        reward += added
+        self.need(trajectory.reward == reward, f"a reward of {trajectory.reward} for what is worth {reward}: {trajectory.reason}")
+        self.need(trajectory.reward_parts["function_failed"] == failed, f"a failure that was not counted: {trajectory.reason}")
+        self.need(("chaos_rewards:bonus: " in trajectory.reason) == failed, f"the reason {trajectory.reason!r}")
 
     def need(self, condition: bool, what: str) -> None:
         if not condition:

@@ -20,6 +20,23 @@ def worth(completion: Sequence[int]) -> float:
     return float(sum(token & 1 for token in completion) % 2)
 
 
+def bonus(tokens: int) -> tuple[float, bool]:
+    """What the user's function adds to the reward of a completion, and whether it fails: it raises, or ends its process."""
+    return (0.0, True) if tokens % 5 in (1, 2) else (0.25, False)
+
+
+USER_CODE = """
+import os
+
+def bonus(tokens):
+    if tokens % 5 == 1:
+        raise ValueError("at times")
+    if tokens % 5 == 2:
+        os._exit(1)
+    return 0.25
+"""
+
+
 def word(token: int) -> str:
     return f"{token}&1" if token in STOPS else f"{token}&1^"
 
