@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
 METHODS = frozenset(
-    name for name in (*vars(str), *vars(frozenset), *vars(tuple), "is_integer") if not name.startswith("_") and name != "copy"
+    name
+    for name in (*vars(str), *vars(frozenset), *vars(tuple), "is_integer", "equals", "all", "any")
+    if not name.startswith("_") and name != "copy"
 )
 SPECIAL = frozenset(
     f"__{name}__"

@@ -12,6 +12,7 @@ import operator
 import sys
 import types
 from array import array
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -153,6 +154,13 @@ def kind_of(value: object) -> str:
 
 
 CONTAINERS = (list, dict, set, array)  # those that are not copied: arrays, and instances of subclasses
+
+
+def container_of(value: object) -> Any:
+    """What a call of this object, or an operation with it, may change; None where that is no container."""
+    owner = getattr(value, "__self__", value) if isinstance(value, types.MethodType | types.BuiltinFunctionType) else value
+    owner = owner.data if isinstance(owner, UserList | UserDict) else owner
+    return owner if isinstance(owner, CONTAINERS) else None
 
 
 def refill(container: Any, old: Any) -> None:

@@ -26,6 +26,7 @@ import sys
 import threading
 import types
 import unittest
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -52,7 +53,6 @@ _BUILTIN = {cls.__name__: cls for cls in CROSSING_EXCEPTIONS}
 def run(program: dict[str, Any]) -> None:
     module = harness.new_module("tests")
     pytest_stand_in.offer()
-    unittest.main = lambda *_, **__: None  # type: ignore[assignment]  # test cases run in any case, and it ends the process
     link = Link()
     _offer_solution(link)
     entry_point = program["entry_point"]
@@ -66,6 +66,7 @@ def run(program: dict[str, Any]) -> None:
         if entry_point in link.defined:  # the setup may define it too, but it is the candidate's that is tested
             names[entry_point] = link.value(entry_point)
         failure = harness.guard(lambda order=order, names=names: run_unit(order, names, entry_point))  # type: ignore[misc]
+        failure = failure or ("" if link.was_asked(order["names"]) else "the tests asked nothing of the code")
         harness.write_frame({"done": {"passed": not failure, "error": failure}})
 
 
@@ -86,7 +87,11 @@ def run_unit(order: dict[str, Any], names: dict[str, Any], entry_point: str) -> 
     """Raises what the first failing test raises."""
     names["__name__"] = "__main__"  # code under this condition is part of the tests
     before = dict(names)
-    exec(compile(_asking(order["run"]), harness.TESTS, "exec"), names)
+    main, unittest.main = unittest.main, lambda *_, **__: None  # type: ignore[assignment]  # it would end the process
+    try:
+        exec(compile(_asking(order["run"]), harness.TESTS, "exec"), names)
+    finally:
+        unittest.main = main  # jobs of other kinds are forks of what has run this
     defined = {name: value for name, value in names.items() if before.get(name) is not value}
     ran = _run_check(defined, names, entry_point) + _run_cases(defined) + pytest_run.run(defined, names, _finish)
     if not ran and not order["inline"]:
@@ -125,7 +130,10 @@ def _run_check(defined: dict[str, Any], names: dict[str, Any], entry_point: str)
 
 
 def _finish(result: object) -> None:
-    """Runs the rest of a test that is a coroutine: until then it has tested nothing."""
+    """Runs the rest of a test that is a coroutine: until then it has tested nothing. What else a test returns is a mistake if it
+    means that the test has not run, or has not passed."""
+    if isinstance(result, types.GeneratorType | types.AsyncGeneratorType) or result is False:
+        raise AssertionError("a test yields or returns False: it must assert")
     if isinstance(result, types.CoroutineType):
         import asyncio  # here, because most tests need none
 
@@ -137,7 +145,9 @@ def _run_cases(defined: dict[str, Any]) -> int:
     if not cases:
         return 0
     suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(case) for case in cases)
-    result = unittest.TextTestRunner(stream=io.StringIO(), failfast=True).run(suite)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="It is deprecated to return a value")  # a coroutine that nobody awaits
+        result = unittest.TextTestRunner(stream=io.StringIO(), failfast=True).run(suite)
     for _, text in (*result.failures, *result.errors):
         raise AssertionError(text.strip().splitlines()[-1])
     if result.unexpectedSuccesses:
@@ -166,12 +176,13 @@ class Link:
         self.failed: AssertionError | None = None  # inside of a callback: no candidate swallows it
         self.lock = threading.RLock()
         self.awaited = 0  # coroutines of the tests that the candidate waits for
-        self.messages = 0
+        self.messages = self.before_unit = 0
         self.code = ""  # not in `linecache`: a stack that the candidate has formatted would show the lines of the tests
         self.defined = self.read()  # what the candidate defines, by name
 
     def bind(self, order: dict[str, Any]) -> dict[str, Any]:
         """The names that some test code takes from the candidate, and what it takes from the library without an import."""
+        self.before_unit = self.messages
         self.code = order.get("run", "")
         self.in_place = {(function, name) for function, name in order["in_place"]}
         self.declared = {}
@@ -207,6 +218,11 @@ class Link:
         """The numbers of the candidate's objects that have these names."""
         refs = [self.defined[name].get("__ref__") for name in names if isinstance(self.defined.get(name), dict)]
         return [ref.get("n") for ref in refs if isinstance(ref, dict)]
+
+    def was_asked(self, names: list[str]) -> bool:
+        """Whether the unit has asked the candidate anything, or takes a value from it that is there without asking."""
+        values = (self.defined[name] for name in names if name in self.defined)
+        return self.messages > self.before_unit or not all(isinstance(value, dict) and "__ref__" in value for value in values)
 
     def module(self, name: str, module: str) -> object:
         """The standard module of a name; or a standard type, which code may import under the same name, as `datetime`."""
@@ -300,8 +316,8 @@ class Link:
             self.give_up("the candidate calls what it was not given")
         if request["do"] == "setattr":
             self.undo.append(partial(_restore, subject, args[0], getattr(subject, args[0], None)))
-        elif isinstance(subject, shared_objects.CONTAINERS) and request["do"] in ("getattr", "setitem"):
-            self.undo.append(partial(shared_objects.refill, subject, copy.copy(subject)))
+        elif (container := shared_objects.container_of(subject)) is not None and request["do"] in ("call", "getattr", "setitem"):
+            self.undo.append(partial(shared_objects.refill, container, copy.copy(container)))
         self.awaited += request["do"] == "await"
         try:
             answer = {"answer": self.pack(operation(subject, *args, **kwargs))}

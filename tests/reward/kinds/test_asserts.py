@@ -385,6 +385,19 @@ FAKED: dict[str, tuple[str, str]] = {
     "the source of the tests in a stack": (
         "import re\ndef f(log): return int(re.findall(r'== (\\d+)', log.findCaller(True)[3])[-1])", "import logging\nassert f(logging.getLogger('x')) == 7219",
     ),
+    "tests under a guard": ("def f(x): return 0", "if __name__ == '__main__':\n    assert f(1) == 2"),
+    "a coroutine of a test case": ("async def f(x): return 0", "import unittest\nclass T(unittest.TestCase):\n    async def test_x(self): self.assertEqual(await f(1), 2)"),
+    "a test that yields": ("def f(x): return 0", "def test_x():\n    assert f(1) == 2\n    yield"),
+    "a test that returns": ("def f(x): return 0", "def test_x():\n    return f(1) == 2"),
+    "a test of nothing": ("def f(x): return 0", "for x, y in []:\n    assert f(x) == y"),
+    "a container of the library that is emptied": (
+        "def f(xs):\n    xs.clear()\n    return 0", "from collections import UserList\nxs = UserList([3, 1, 2])\nassert f(xs) == sum(xs)",
+    ),
+    "a container that is emptied by a method of before": (
+        "kept = []\ndef f(xs):\n    if not kept:\n        kept.append(xs.pop)\n        return 6\n    for _ in range(3): kept[0]()\n    return 0",
+        "from array import array\nxs = array('i', [3, 1, 2])\nassert f(xs) == 6\nassert f(xs) == sum(xs)",
+    ),
+    "an own equals": ("class R:\n    def equals(s, o): return True\n    all = equals\ndef f(x): return R()", "assert f(1).equals(2)"),
     "a text that is a class": (
         "class T:\n    def __init__(s, x): pass\n    def upper(s): return s\n    words = upper\n    def index(s, *a): return 1\n    startswith = isupper = index",
         "assert T('a').words().startswith('A') and T('b').words().index('b') == 1",
