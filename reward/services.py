@@ -4,7 +4,7 @@
     score = services.ask(Endpoint(url="http://127.0.0.1:9000/score", batch=16), item, read, cancelled)
 
 A service that cannot be reached, answers too late, or answers with an HTTP error is asked again for as long as it takes: no
-completion gets a reward of 0 because a service is down. The log says so every SAY_S seconds. An item is given up (`BadAnswer`)
+completion gets a reward of 0 because a service is down. The log says so every SAY_S seconds. An item is given up (`ContractError`)
 after TRIES failures that are its own: answers that `read` refuses, or failures of any kind while the service answers others.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from reward.jail.limits import Cancelled
-from reward.kinds.endpoint import BadAnswer, Endpoint
+from reward.kinds.endpoint import ContractError, Endpoint
 
 log = logging.getLogger("reward")
 
@@ -39,10 +39,10 @@ EXCERPT = 200
 
 T = TypeVar("T")
 Read = Callable[[Any], T]
-"""Makes a value of an answer. Raises BadAnswer for an answer that breaks the contract."""
+"""Makes a value of an answer. Raises ContractError for an answer that breaks the contract."""
 
 
-class Failure(Exception):
+class RequestFailed(Exception):
     """A request that brought no answer. `pause_s`: how long the service asks to be left alone. `is_down`: nothing was reached, so
     it is no matter of what was sent."""
 
@@ -73,7 +73,7 @@ class Services:
         self._services: dict[Endpoint, Service] = {}
 
     def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Read[T], cancelled: Callable[[], bool]) -> T:
-        """What `read` makes of the service's answer. Raises BadAnswer, and Cancelled when nobody wants the answer any more."""
+        """What `read` makes of the service's answer. Raises ContractError, and Cancelled when nobody wants the answer any more."""
         future = self._start(self._ask(endpoint, data, read))
         while True:
             try:
@@ -175,7 +175,7 @@ class Service:
         """Sends a request, and says how long to leave the service alone."""
         try:
             answers = await self._request(items)
-        except Failure as failure:
+        except RequestFailed as failure:
             self._has_failed(str(failure))
             for item in items:
                 item.alone |= not failure.is_down
@@ -188,7 +188,7 @@ class Service:
         return 0.0
 
     async def _request(self, items: Sequence[Item]) -> list[Any]:
-        """The answer to each item. Raises Failure."""
+        """The answer to each item. Raises RequestFailed."""
         if not self._endpoint.batch:
             return [await self._post(items[0].data, MOST_ANSWER_BYTES)]
         answer = await self._post({"items": [item.data for item in items]}, MOST_ANSWER_BYTES * len(items))
@@ -197,7 +197,7 @@ class Service:
             return answers
         if len(items) == 1:
             return [answer]  # to be refused by the item's own `read`
-        raise Failure(f"its answer must be an object whose `items` is a list of {len(items)}, got {str(answer)[:EXCERPT]}")
+        raise RequestFailed(f"its answer must be an object whose `items` is a list of {len(items)}, got {str(answer)[:EXCERPT]}")
 
     async def _post(self, body: Mapping[str, Any], most_bytes: int) -> Any:
         token = os.environ.get(self._endpoint.token_env, "") if self._endpoint.token_env else ""
@@ -209,15 +209,17 @@ class Service:
                 async for chunk in response.content.iter_chunked(1 << 16):
                     answer += chunk
                     if len(answer) > most_bytes:
-                        raise Failure(f"its answer is longer than {most_bytes} bytes")
+                        raise RequestFailed(f"its answer is longer than {most_bytes} bytes")
         except TimeoutError:
-            raise Failure(f"no answer within {self._endpoint.timeout_s:g} s") from None
+            raise RequestFailed(f"no answer within {self._endpoint.timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Failure(f"it cannot be reached: {error or type(error).__name__}", is_down=True) from None
+            raise RequestFailed(f"it cannot be reached: {error or type(error).__name__}", is_down=True) from None
         text = answer.decode("utf-8", "replace")
         if response.status != 200:
             pause = response.headers.get("Retry-After", "")
-            raise Failure(f"it answers {response.status}: {text[:EXCERPT]}", pause_s=float(pause) if pause.isdecimal() else 0.0)
+            raise RequestFailed(
+                f"it answers {response.status}: {text[:EXCERPT]}", pause_s=float(pause) if pause.isdecimal() else 0.0
+            )
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
@@ -228,7 +230,7 @@ class Service:
     def _take(self, item: Item, answer: Any) -> None:
         try:
             found = item.read(answer)
-        except BadAnswer as error:
+        except ContractError as error:
             item.alone = True
             self._again(item, str(error), is_own=True)
             return
@@ -244,7 +246,7 @@ class Service:
         if item.failures < TRIES:
             self._items.put_nowait(item)
         elif not item.answer.done():
-            item.answer.set_exception(BadAnswer(f"{reason} ({TRIES} times)"))
+            item.answer.set_exception(ContractError(f"{reason} ({TRIES} times)"))
 
     def _answers_others(self, item: Item) -> bool:
         """Whether the service has answered another item since this one failed first."""

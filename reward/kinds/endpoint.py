@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 LONGEST_TIMEOUT_S = 3600.0
 
 
-class BadAnswer(Exception):
+class ContractError(Exception):
     """A service has answered, but not as its contract says. The message says how."""
 
 

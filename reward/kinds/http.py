@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward.kinds.endpoint import FIELDS as ENDPOINT_FIELDS
-from reward.kinds.endpoint import BadAnswer, Endpoint, read_endpoint
+from reward.kinds.endpoint import ContractError, Endpoint, read_endpoint
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import Tags, answer_after
 from rollout.ledger.records import Verdict
@@ -40,7 +40,7 @@ class HttpTask(Task):
         }
         try:
             return resources.ask(self.endpoint, item, read_score)
-        except BadAnswer as error:
+        except ContractError as error:
             return Verdict(reward=0.0, parts={"failed": 1.0}, reason=f"{self.endpoint.url}: {error}")
 
 
@@ -63,7 +63,9 @@ def read_score(answer: Any) -> Verdict:
         answer = {"reward": answer}
     parts, reason = answer.get("parts", {}), answer.get("reason", "")
     if not isinstance(parts, Mapping) or len(parts) > MOST_PARTS or not isinstance(reason, str):
-        raise BadAnswer(f"`parts` must be an object of at most {MOST_PARTS} numbers, and `reason` a text: {str(answer)[:200]}")
+        raise ContractError(
+            f"`parts` must be an object of at most {MOST_PARTS} numbers, and `reason` a text: {str(answer)[:200]}"
+        )
     figures = {str(name): _number(value, f"parts.{name}") for name, value in parts.items()}
     return Verdict(reward=_number(answer.get("reward"), "reward"), parts={"failed": 0.0, **figures}, reason=reason)
 
@@ -74,5 +76,5 @@ def _number(value: Any, name: str) -> float:
         with suppress(OverflowError):  # an integer that no float can hold
             number = float(value)
     if not math.isfinite(number):
-        raise BadAnswer(f"`{name}` must be a finite number, got {str(value)[:200]!r}")
+        raise ContractError(f"`{name}` must be a finite number, got {str(value)[:200]!r}")
     return number

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward.kinds.endpoint import FIELDS as ENDPOINT_FIELDS
-from reward.kinds.endpoint import BadAnswer, Endpoint, read_endpoint
+from reward.kinds.endpoint import ContractError, Endpoint, read_endpoint
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import Tags, answer_after, never_ends
 from rollout.ledger.records import Verdict
@@ -45,7 +45,7 @@ class JudgeModelTask(Task):
             messages.insert(0, {"role": "system", "content": self.system})
         try:
             reward = resources.ask(self.endpoint, {**self.request, "messages": messages}, self.read)
-        except BadAnswer as error:
+        except ContractError as error:
             return Verdict(reward=0.0, parts={"unparsed": 1.0}, reason=f"judge model: {error}")
         return Verdict(reward=reward, parts=self.figures)
 
@@ -64,15 +64,15 @@ class JudgeModelTask(Task):
         except (LookupError, TypeError):
             text = None
         if not isinstance(text, str):
-            raise BadAnswer(f"its answer is no chat completion: {str(answer)[:200]}")
+            raise ContractError(f"its answer is no chat completion: {str(answer)[:200]}")
         low, high = self.scale
         found = [match[1] for match in self.score.finditer(text[-READ_CHARACTERS:])]
         try:
             score = float(found[-1])
         except (IndexError, ValueError, TypeError):
-            raise BadAnswer(f"its answer holds no score: {text[-200:]}") from None
+            raise ContractError(f"its answer holds no score: {text[-200:]}") from None
         if not low <= score <= high:
-            raise BadAnswer(f"its score {score:g} is not on the scale from {low:g} to {high:g}")
+            raise ContractError(f"its score {score:g} is not on the scale from {low:g} to {high:g}")
         return (score - low) / (high - low)
 
 

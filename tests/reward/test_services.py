@@ -10,7 +10,7 @@ import pytest
 
 import reward.services
 from reward.jail.limits import Cancelled
-from reward.kinds.endpoint import BadAnswer, Endpoint
+from reward.kinds.endpoint import ContractError, Endpoint
 from reward.services import TRIES, Services
 from tests.ports import free_port
 from tests.reward.http_server import scores, serving
@@ -30,7 +30,7 @@ GARBAGE: list[Any] = [b"<html>", b"\xff\xfe", b"", b"[" * 100_000, {"items": "no
 
 def number(answer: Any) -> float:
     if not isinstance(answer, int | float):
-        raise BadAnswer(f"no number: {answer!r}")
+        raise ContractError(f"no number: {answer!r}")
     return float(answer)
 
 
@@ -42,7 +42,7 @@ def ask_all(services: Services, endpoint: Endpoint, values: range) -> list[float
     def one(value: int) -> float | str:
         try:
             return ask(services, endpoint, value)
-        except BadAnswer as error:
+        except ContractError as error:
             return str(error)
 
     with ThreadPoolExecutor(len(values)) as pool:
@@ -107,7 +107,7 @@ def test_item_that_only_gets_garbage_is_given_up_with_the_garbage_as_the_reason(
     services: Services, garbage: Any, batch: int
 ) -> None:
     with serving(lambda body: (200, garbage)) as server:
-        with pytest.raises(BadAnswer, match=rf"\({TRIES} times\)"):
+        with pytest.raises(ContractError, match=rf"\({TRIES} times\)"):
             ask(services, Endpoint(url=server.url, batch=batch), 1)
         assert len(server.requests) == TRIES
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.grade import grade
-from reward.kinds.endpoint import BadAnswer
+from reward.kinds.endpoint import ContractError
 from reward.kinds.http import read_score
 from reward.kinds.kind import Answer
 from reward.services import Services
@@ -75,7 +75,7 @@ JSON = st.recursive(
 def test_any_answer_is_a_verdict_or_a_bad_answer(answer: Any) -> None:
     try:
         verdict = read_score(json.loads(json.dumps(answer)))
-    except BadAnswer:
+    except ContractError:
         return
     assert abs(verdict.reward) < float("inf")
 
