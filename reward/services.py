@@ -4,8 +4,8 @@
     score = services.ask(Endpoint(url="http://127.0.0.1:9000/score", batch=16), item, read, cancelled)
 
 A service that cannot be reached, answers too late, or answers with an HTTP error is asked again for as long as it takes: no
-completion gets a reward of 0 because a service is down. The log says so every SAY_S seconds. An item is given up (`ContractError`)
-after TRIES failures that are its own: answers that `read` refuses, or failures of any kind while the service answers others.
+completion gets a reward of 0 because a service is down. The log says so every SAY_S seconds. After TRIES failures of its own an
+item is given up (`ContractError`): answers that `read` refuses, or failures of any kind while the service answers others.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Services:
         self._services: dict[Endpoint, Service] = {}
 
     def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Read[T], cancelled: Callable[[], bool]) -> T:
-        """What `read` makes of the service's answer. Raises ContractError, and Cancelled when nobody wants the answer any more."""
+        """What `read` makes of the service's answer. Raises ContractError, and Cancelled when nobody wants it any more."""
         future = self._start(self._ask(endpoint, data, read))
         while True:
             try:
@@ -216,10 +216,9 @@ class Service:
             raise RequestFailed(f"it cannot be reached: {error or type(error).__name__}", is_down=True) from None
         text = answer.decode("utf-8", "replace")
         if response.status != 200:
-            pause = response.headers.get("Retry-After", "")
-            raise RequestFailed(
-                f"it answers {response.status}: {text[:EXCERPT]}", pause_s=float(pause) if pause.isdecimal() else 0.0
-            )
+            after = response.headers.get("Retry-After", "")
+            pause_s = float(after) if after.isdecimal() else 0.0
+            raise RequestFailed(f"it answers {response.status}: {text[:EXCERPT]}", pause_s=pause_s)
         try:
             return json.loads(text)
         except (ValueError, RecursionError):

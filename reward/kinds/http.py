@@ -63,9 +63,7 @@ def read_score(answer: Any) -> Verdict:
         answer = {"reward": answer}
     parts, reason = answer.get("parts", {}), answer.get("reason", "")
     if not isinstance(parts, Mapping) or len(parts) > MOST_PARTS or not isinstance(reason, str):
-        raise ContractError(
-            f"`parts` must be an object of at most {MOST_PARTS} numbers, and `reason` a text: {str(answer)[:200]}"
-        )
+        raise ContractError(f"`parts` must be an object of at most {MOST_PARTS} numbers, `reason` a text: {str(answer)[:200]}")
     figures = {str(name): _number(value, f"parts.{name}") for name, value in parts.items()}
     return Verdict(reward=_number(answer.get("reward"), "reward"), parts={"failed": 0.0, **figures}, reason=reason)
 

@@ -79,7 +79,7 @@ class Resources(Protocol):
 
     def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         """What `read` makes of a service's answer; the judge grades another completion in the meantime. Waits for as long as the
-        service cannot be reached. Raises ContractError if its answers to this item are never what `read` accepts, and Cancelled."""
+        service cannot be reached. Raises Cancelled, and ContractError if no answer to this item is what `read` accepts."""
         ...
 
     def cancelled(self) -> bool:
