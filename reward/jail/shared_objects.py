@@ -117,7 +117,7 @@ def _forward(operation: str) -> Callable[..., Any]:
 
 
 _FORWARDED = ("iter", "len", "bool", "str", "repr", "getitem", "setitem", "contains", "lt", "le", "gt", "ge", "add", "sub", "mul")
-for _name in _FORWARDED:
+for _name in (*_FORWARDED, "radd"):
     setattr(SharedObject, f"__{_name}__", _forward(_name))
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
@@ -218,6 +218,7 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "getattr": _getattr,
     "setattr": _setattr,
     "eq": operator.eq,
+    "radd": lambda value, other: other + value,  # as in `sum`
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": lambda manager: type(manager).__exit__(manager, None, None, None),
     **{name: getattr(builtins, name, None) or getattr(operator, name) for name in _FORWARDED},

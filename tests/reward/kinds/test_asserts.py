@@ -214,6 +214,19 @@ HONEST: dict[str, tuple[str, str]] = {
         "class Stack:\n    def __init__(s): s.xs = []\n    def push(s, x): s.xs.append(x)\n    def __len__(s): return len(s.xs)\n    def count(s, x): return s.xs.count(x)",
         "import pytest\n@pytest.fixture\ndef stack():\n    s = Stack()\n    s.push(1)\n    return s\ndef test_a(stack): assert len(stack) == 1 and stack.count(1) == 1",
     ),
+    "a sum of objects of the tests": (
+        "def f(xs): return sum(xs)",
+        "class M:\n    def __init__(s, n): s.n = n\n    def __add__(s, o): return M(s.n + o.n)\n    def __radd__(s, o): return s\nassert f([M(1), M(2)]).n == 3",
+    ),
+    "members of an enumeration": (
+        "from enum import Enum\nclass Colour(Enum):\n    RED = 1\n    BLUE = 2\ndef f(x): return Colour(x)",
+        "assert f(1) == Colour.RED and f(1) is Colour.RED and f(2) != Colour.RED and Colour['RED'] is f(1) and len(Colour) == 2 and [c.name for c in Colour] == ['RED', 'BLUE']\n"
+        "assert isinstance(f(1), Colour) and f(2) in Colour and Colour.RED.value == 1",
+    ),
+    "a data class": (
+        "from dataclasses import dataclass\n@dataclass(order=True)\nclass P:\n    x: int\n    y: int = 0\ndef f(x): return P(x)",
+        "assert f(1) == P(1, 0) and f(1) < P(2) and repr(f(1)) == 'P(x=1, y=0)' and f(1).__dict__ == {'x': 1, 'y': 0}",
+    ),
     "a magic mock": ("def f(repo): return sum(repo.prices())", "from unittest.mock import MagicMock\nrepo = MagicMock()\nrepo.prices.return_value = [1, 2]\nassert f(repo) == 3\nrepo.prices.assert_called_once_with()"),
     "what is callable, an iterator or a length": (
         "class C:\n    def __len__(s): return 1\ndef f(x): return C\ndef g(x): yield x",
