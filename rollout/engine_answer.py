@@ -70,7 +70,10 @@ def read_scored(body: Mapping[str, Any], tokens: Sequence[int]) -> Scored:
     """The log-probs of the last n `tokens` of a prompt, from the answer of `/generate`. Raises AnswerError."""
     scored = _get(_get(body, "meta_info", dict), "input_token_logprobs", list)
     _need(all(isinstance(one, list) and len(one) == 3 for one in scored), "log-probs of another shape")
-    _need([token for _, token, _ in scored[1:]] == list(tokens), "log-probs of other tokens than those that were sent")
+    _need(len(scored) == len(tokens) + 1, f"{len(scored) - 1} log-probs for {len(tokens)} tokens")
+    for (_, said, _), token in zip(scored[1:], tokens, strict=True):
+        # SGLang names the last token of the vocabulary 0 here, with the right log-prob.
+        _need(said in (token, 0), f"the log-prob of token {short(said)} for token {token}")
     _check_logprobs(scored[1:])  # the first is the token before them, without a log-prob
     return Scored(
         logprobs=np.array([logprob for logprob, _, _ in scored[1:]], dtype=np.float32),

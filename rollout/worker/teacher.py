@@ -139,8 +139,8 @@ class Teacher:
     async def _compare_tokens(self, tokenizer: Any) -> None:
         """The server must read a token's number as the same text that our tokenizer does."""
         ids = sorted(tokenizer.get_vocab().values())
-        special = set(tokenizer.all_special_ids)
-        chosen = sorted(special | set(ids[:: max(1, len(ids) // EXAMINED_TOKENS)]))
+        spread = ids[:: max(1, len(ids) // EXAMINED_TOKENS)]
+        chosen = sorted({*tokenizer.all_special_ids, *spread} - {ids[-1]})  # SGLang shows the last token as token 0
         for begin in range(0, len(chosen), IN_ONE_REQUEST):
             part = chosen[begin : begin + IN_ONE_REQUEST]
             tokens = [part[0], *part]  # a first token has no log-prob

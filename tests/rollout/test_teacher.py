@@ -17,7 +17,7 @@ import pytest
 from rollout.engine_answer import AnswerError, read_scored
 from rollout.exit_codes import CANNOT_START
 from rollout.ledger.records import Trajectory
-from tests.rollout.fake_engine import prompt_logprob
+from tests.rollout.fake_engine import VOCABULARY, prompt_logprob
 from tests.rollout.stage import LEAVING_S, Stage, check_fake, leased, listener, wait_until
 
 REQUEST_S = 1.5
@@ -31,7 +31,7 @@ GARBAGE = (
 
 
 class FaultyTeacher(BaseHTTPRequestHandler):
-    """A teacher's server that can be told to be slow, or to answer nonsense."""
+    """A teacher that can be told to be slow, or to answer nonsense. Like SGLang, it shows the last token as token 0."""
 
     fault: ClassVar[str] = ""
     word: ClassVar[str] = "t"  # the fake tokenizer reads token 7 as t7
@@ -45,7 +45,11 @@ class FaultyTeacher(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens, start = request["input_ids"], request["logprob_start_len"]
         scored: list[list[Any]] = [
-            [None if at == start else prompt_logprob(tokens, at), tokens[at], f"{self.word}{tokens[at]}"]
+            [
+                None if at == start else prompt_logprob(tokens, at),
+                tokens[at] % (VOCABULARY - 1),
+                f"{self.word}{tokens[at] % (VOCABULARY - 1)}",
+            ]
             for at in range(start, len(tokens))
         ]
         body = json.dumps({"output_ids": [], "meta_info": {"input_token_logprobs": scored}}).encode()
