@@ -17,6 +17,9 @@ from reward.kinds.thoughts import KNOWN, Tags, closing_pattern, end_of_thoughts,
 MAX_CODE_BYTES = 1 << 19
 _PYTHON_TAG = re.compile(r"(?:i?python|pypy|pycon|py|sage)[\d.]*(?![a-z\d_])|.*\.py$")
 _LONGEST_TAG = 100
+_DEFINITION = re.compile(
+    r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]*)?=(?!=)", re.MULTILINE
+)  # one for all names, because compiling it costs more than searching
 _FENCE = re.compile(r"^([ \t]*)(?:([^`\s][^`\n]*)(?=`))?(`{3,}(?=[^`\n]*$)|~{3,})(.*)$", re.MULTILINE)
 _LIST_ITEM = re.compile(r"(?:[-*+]|\d{1,3}[.)])[ \t]+")
 _NO_TAG = re.compile(r"[^\w\s{.]|\.(?!\w)|[ \t]+\S+[ \t]")  # text behind a fence that is no tag
@@ -155,9 +158,7 @@ def _choose(found: Sequence[Block], defines: str) -> Block | None:
 
 
 def _defines(block: Block, name: str) -> bool:
-    name = re.escape(name)
-    definition = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}(?!\w)|^{name}[ \t]*(?::[^=\n]*)?=(?!=)"
-    return re.search(definition, block.code, re.MULTILINE) is not None
+    return any(name in found.groups() for found in _DEFINITION.finditer(block.code))
 
 
 def _from_prefill(completion: str, prefill: str, defines: str, tags: tuple[Tags, ...]) -> Extracted:
