@@ -419,6 +419,14 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
+class SftConfig:
+    """What only supervised fine-tuning reads (`python -m trainer.sft`)."""
+
+    epochs: int = number(1, "Passes over the chats of data.train", at_least=1)
+    examples_per_step: int = number(32, "Chats in one optimizer step", at_least=1)
+
+
+@dataclass(kw_only=True)
 class PlanConfig:
     """What only `python -m launch.plan` and the simulator read. The defaults describe the job of 256 H100 GPUs."""
 
@@ -470,6 +478,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     user_code: dict[str, str] = field(
         default_factory=dict, metadata={RULE: Rule(meaning="The digest of each module of user code; the launcher writes it")}

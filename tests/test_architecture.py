@@ -37,6 +37,13 @@ MAY_IMPORT = {
         "rollout.patched.tcp_store",
         "rollout.queue",
     ),
+    "trainer.sft": (
+        "conf",
+        "rollout.ledger.records",
+        "rollout.prompts.problems",
+        "rollout.prompts.render",
+        "rollout.worker.worker",
+    ),
     "trainer.replay": ("conf", "rollout.checkpoint_files", "rollout.ledger"),  # no queue server runs that it could ask
     "launch": (
         "conf",

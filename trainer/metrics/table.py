@@ -96,6 +96,11 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
         figure("grad_norm_max", "", "Largest of these norms.", "not far above `grad_norm`"),
         figure("learning_rate", "", "Learning rate of the last optimizer step."),
     ),
+    "Supervised fine-tuning": (
+        figure("sft/loss", "nats", "Mean of -log-prob over the learned tokens of the step.", "falls"),
+        figure("sft/heldout_loss", "nats", "The same over the chats of data.heldout.", "falls; if it rises, stop earlier"),
+        figure("sft/epoch", "", "Passes over the chats that are done."),
+    ),
     "Behaviour policy and engine mismatch": (
         figure("behaviour/weight_mean", "", "Mean of the weights that correct for the behaviour policy, as used.", "near 1"),
         figure("behaviour/weight_p99", "", "99th percentile of the raw weights exp(old - behaviour), to 1%."),

@@ -64,7 +64,7 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.step import Stopwatch, train_step
+    from trainer.megatron.step import Stopwatch, train_step
 
     settings = config(tokens_per_microbatch)
     settings.model.path, settings.model.dtype = folder, "float32"
@@ -115,7 +115,7 @@ def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.step import Stopwatch, train_step
+    from trainer.megatron.step import Stopwatch, train_step
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=60)
     figures = {}
@@ -155,7 +155,7 @@ def taught_step(
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.step import Stopwatch, pack, train_step
+    from trainer.megatron.step import Stopwatch, pack, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

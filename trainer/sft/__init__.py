@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: a model learns from chats before it learns from rewards."""
