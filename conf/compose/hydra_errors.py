@@ -28,6 +28,7 @@ OVERRIDDEN = re.compile(r"Could not override '([^']+)'")
 FULL_KEY = re.compile(r"full_key: (\S+)")
 UNKNOWN_KEY = re.compile(r"not in struct|Key '[^']*' not in")
 SIMPLE_KEY = re.compile(r"[+~]?[\w./@]+")
+SHORT = 4  # a word of so few letters resembles many settings by chance
 BRACKETS_AND_QUOTES = set("[]{}\"'")
 FOR_DEVELOPERS = (
     "full_key:", "object_type=", "reference_type=", "To append to your config", "Could not override", "Error merging",
@@ -137,5 +138,5 @@ def _suggestion(key: str, settings: Mapping[str, Any]) -> str:
     same_leaf = [setting for setting in settings if setting.rpartition(".")[2] == leaf]
     other = [setting for setting in [OTHER_NAMES.get(leaf.lower().replace("-", "_"), "")] if setting in settings]
     known = [setting for setting in (*settings, EXPERIMENT) if ("." in setting) == ("." in key)]
-    meant = same_leaf or other or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    meant = same_leaf or other or difflib.get_close_matches(key, known, n=1, cutoff=0.6 if len(key) > SHORT else 0.7)
     return f"; did you mean {' or '.join(meant)}?" if meant else ": docs/settings.md lists all settings"

@@ -29,7 +29,7 @@ OTHER_NAMES: Mapping[str, str] = {
         "rollout.engines": "num_engines num_workers n_workers inference_workers",
         "rollout.engine_tp": "rollout_tp vllm_tensor_parallel_size rollout_num_gpus_per_engine",
         "rollout.concurrency": "max_num_seqs max_running_requests max_concurrency",
-        "trainer.steps": "max_steps num_steps total_steps total_training_steps num_rollout iterations epochs num_epochs "
+        "trainer.steps": "max_steps num_steps total_steps total_training_steps num_rollout iterations num_epochs "
         "num_train_epochs total_epochs",
         "trainer.tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
         "trainer.pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
