@@ -25,7 +25,7 @@ def teacher(case: Case) -> Finding:
             check_same_shape(read_shape(model), read_shape(algo.teacher))
         theirs, ours = (load_tokenizer(folder).get_vocab() for folder in (algo.teacher, model))
     except (ModelError, ProblemError) as error:
-        return failure(str(error), "")
+        return failure(str(error), "name another teacher, or the address of an SGLang server that holds it")
     if theirs != ours:
         token, _ = min(theirs.items() ^ ours.items(), key=lambda item: item[1])
         return failure(

@@ -172,6 +172,13 @@ def setting(world: World, key: str, value: object) -> None:
     setattr(getattr(world.config, section), name, value)
 
 
+def deeper_teacher(world: World) -> None:
+    write_model(world.folder / "teacher")
+    config = json.loads((world.folder / "teacher" / "config.json").read_text())
+    (world.folder / "teacher" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
+    setting(world, "algo.teacher", str(world.folder / "teacher"))
+
+
 def engines(world: World, tp: int) -> None:
     world.config.rollout.engines, world.config.rollout.engine_tp = 1, tp
 
@@ -204,6 +211,8 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("layout", F, "trainer.tp=3 does not divide the 8 attention heads", lambda w: setting(w, "trainer.tp", 3)),
     ("layout", F, "rollout.engine_tp=3 does not divide", lambda w: engines(w, tp=3)),
     ("layout", F, "max_position_embeddings", lambda w: setting(w, "data.max_prompt_tokens", 500)),
+    ("teacher", F, "algo.teacher=elsewhere: no such model folder", lambda w: setting(w, "algo.teacher", "elsewhere")),
+    ("teacher", F, r"has another shape than model.path \(layers 7 for", deeper_teacher),
     ("problems", F, "train.jsonl:2: broken JSON", lambda w: lines(w, '{"id": "b", ')),
     ("problems", F, "train.jsonl:2: problem 'b' cannot be graded: task.kind: 'magic'", lambda w: lines(w, BAD_KIND)),
     ("problems", F, "id 'a' was used before", lambda w: lines(w, json.dumps(PROBLEM))),
