@@ -109,6 +109,7 @@ class ModelConfig:
             "": "nothing: they must exist",
             "debug": "a tiny model, made on this machine",
             "debug_student": "the same, and an untrained model that it can teach",
+            "debug_math": "a tiny model for word problems",
             "smollm2": "SmolLM2-135M, downloaded",
         },
     )

@@ -44,7 +44,7 @@ class Recipe:
 
 
 DEBUG = (
-    Recipe(target=Path("debug/data"), what="generated problems", module="reward.debug_problems"),
+    Recipe(target=Path("debug/data"), what="generated problems", module="reward.generated.code_problems"),
     Recipe(
         target=Path("debug/model"),
         what="the debug model, warm-started (its lines say how long this machine needs)",
@@ -57,6 +57,15 @@ RECIPES: dict[str, Sequence[Recipe]] = {  # by model.prepare
     "": (),
     "debug": DEBUG,
     "debug_student": (*DEBUG, STUDENT),
+    "debug_math": (
+        Recipe(target=Path("debug_math/data"), what="generated word problems", module="reward.generated.word_problems"),
+        Recipe(
+            target=Path("debug_math/model"),
+            what="the debug model for word problems, warm-started",
+            module="trainer.prepare.warm_start",
+            needs="debug_math/data",
+        ),
+    ),
     "smollm2": (
         Recipe(target=Path("smollm2/model"), what="SmolLM2-135M-Instruct", module="trainer.prepare.import_gguf"),
         Recipe(

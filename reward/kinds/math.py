@@ -73,8 +73,8 @@ class MathTask(Task):
             return found == self.truth
         found, truth = _without_name(found, self.truth)
         numeral = read_numeral(found)
-        if numeral is not None and self.numeral is not None:
-            return self.numeral.equals(numeral, self.tolerance)
+        if self.numeral is not None and (numeral is not None or self.form == "number"):
+            return numeral is not None and self.numeral.equals(numeral, self.tolerance)
         if _written_alike(found, truth):
             return True
         return not _is_words(truth) and self._equal_as_mathematics(found, truth, resources, usage)
@@ -101,9 +101,12 @@ def read_math_task(data: Mapping[str, Any], defaults: Defaults) -> MathTask:
     truth = _read_truth(data.get("answer"), form)
     cpu_limit_s = data.get("cpu_limit_s", min(defaults.cpu_limit_s, MOST_CPU_S))
     memory_limit_mb = data.get("memory_limit_mb", defaults.memory_limit_mb)
+    numeral = read_numeral(_without_name(truth, "")[0])
+    if form == "number" and numeral is None:
+        raise TaskError(f"task.answer: {shorten(truth)} is not a number, so no answer in the format 'number' can be right")
     return MathTask(
         truth=truth,
-        numeral=read_numeral(_without_name(truth, "")[0]),
+        numeral=numeral,
         form=form,
         tolerance=read_tolerance(data),
         cpu_limit_s=read_positive(cpu_limit_s, "cpu_limit_s"),

@@ -190,7 +190,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         (
             "model=unknown",
             "model=unknown: there is no such preset; the presets are "
-            "debug, debug_student, folder, kestrel_32b, qwen2_5_coder_32b, qwen3_32b, smollm2",
+            "debug, debug_math, debug_student, folder, kestrel_32b, qwen2_5_coder_32b, qwen3_32b, smollm2",
         ),
         (
             "algo=grop",
@@ -231,8 +231,9 @@ def test_value_of_a_wrong_type_is_refused_in_one_line_for_every_setting(kind: An
 
 
 def test_no_experiment_is_a_mistake_that_names_those_there_are() -> None:
-    said = "choose an experiment, one of experiment=debug, experiment=debug_distill, experiment=kestrel_256, experiment=smollm2"
-    assert complaint() == complaint("trainer.steps=ten") == f"{said}; or a model and data, model=… data=…"
+    said = "choose an experiment, one of experiment=debug, experiment=debug_distill, experiment=debug_math, "
+    said += "experiment=kestrel_256, experiment=smollm2; or a model and data, model=… data=…"
+    assert complaint() == complaint("trainer.steps=ten") == said
 
 
 def test_model_without_a_path_is_refused() -> None:

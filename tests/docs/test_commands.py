@@ -94,7 +94,7 @@ def python(*words: str) -> list[str]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Settings of a small run: few completions, and a model that has seen few demonstrations, so that it is made in seconds."""
     made = tmp_path_factory.mktemp("made")
-    run(python("reward.debug_problems", "--out", f"{made}/data", "--train=64", "--heldout=4", "--demonstrations=600"))
+    run(python("reward.generated.code_problems", "--out", f"{made}/data", "--train=64", "--heldout=4", "--demonstrations=600"))
     run(python("trainer.prepare.warm_start", "--data", f"{made}/data", "--out", f"{made}/model"))
     return (*SMALL, "model.prepare=", f"model.path={made}/model", f"data.train=[{made}/data/train.jsonl]")
 

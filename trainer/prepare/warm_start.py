@@ -2,8 +2,8 @@
 
     python -m trainer.prepare.warm_start --data DIR --out MODEL_DIR [--seed 0] [--threads 2]
 
-It reads `DIR/demonstrations.jsonl` (see `reward/debug_problems.py`) and writes a Hugging Face folder that transformers, SGLang
-and our Megatron loader can read: config.json, model.safetensors (fp32, untied), tokenizer files with a chat template, and
+It reads `DIR/demonstrations.jsonl` (see `reward/generated/`) and writes a Hugging Face folder that transformers, SGLang and our
+Megatron loader can read: config.json, model.safetensors (fp32, untied), tokenizer files with a chat template, and
 generation_config.json. The folder appears only when it is complete, so if it exists, this script has succeeded.
 
 The chat template copies a message unchanged and starts the answer with one special token, so a prompt needs few tokens. The model
@@ -61,7 +61,7 @@ class Example:
 
 def read_demonstrations(path: Path) -> list[Demonstration]:
     if not path.is_file():
-        raise SystemExit(f"{path} does not exist; make it with: python -m reward.debug_problems --out {path.parent}")
+        raise SystemExit(f"{path} does not exist; make it with: python -m reward.generated.code_problems --out {path.parent}")
     demonstrations = []
     with path.open() as file:
         for number, line in enumerate(file, start=1):
@@ -70,7 +70,7 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
             except (ValueError, TypeError) as error:
                 raise SystemExit(f"{path}:{number}: not a demonstration (prompt, prefill, answer): {error}") from error
     if not demonstrations:
-        raise SystemExit(f"{path} is empty; make it with: python -m reward.debug_problems --out {path.parent}")
+        raise SystemExit(f"{path} is empty; make it with: python -m reward.generated.code_problems --out {path.parent}")
     return demonstrations
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
-from reward.debug_problems import generate
+from reward.generated import files
+from reward.generated.code_problems import draw_demonstrations, draw_problems
 from trainer.prepare.warm_start import (
     BATCH_EXAMPLES,
     VOCABULARY_TOKENS,
@@ -29,7 +30,8 @@ from trainer.prepare.warm_start import (
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    generate(folder, seed=0, train=100, heldout=8, demonstrations=480)
+    counts = {"train": 100, "heldout": 8, "demonstrations": 480}
+    files.generate(folder, seed=0, **counts, draw_problems=draw_problems, draw_demonstrations=draw_demonstrations)
     return folder
 
 
@@ -111,7 +113,9 @@ def test_one_pass_takes_every_example_once_and_clean_ones_first(
 
 
 def test_a_missing_or_broken_file_is_named_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"demonstrations\.jsonl does not exist; make it with: python -m reward\.debug_problems"):
+    with pytest.raises(
+        SystemExit, match=r"demonstrations\.jsonl does not exist; make it with: python -m reward\.generated\.code"
+    ):
         read_demonstrations(tmp_path / "demonstrations.jsonl")
     (tmp_path / "demonstrations.jsonl").write_text(
         json.dumps({"prompt": "a", "prefill": "b", "answer": "c"}) + "\n" + json.dumps({"prompt": "a"}) + "\n"

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward.debug_problems import (
+from reward.generated import files
+from reward.generated.code_problems import (
     CONDITIONS,
     ENTRY_POINT,
     Spec,
     body,
+    draw_demonstrations,
     draw_input,
+    draw_problems,
     draw_spec,
-    generate,
     mutate,
     one_liner,
     sentence,
@@ -25,6 +28,7 @@ from reward.debug_problems import (
 )
 
 COUNTS = {"train": 60, "heldout": 12, "demonstrations": 300}
+generate = partial(files.generate, draw_problems=draw_problems, draw_demonstrations=draw_demonstrations)
 
 
 def run(code: str, value: Any) -> Any:

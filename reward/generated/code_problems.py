@@ -1,6 +1,6 @@
 """Generated Python problems for the debug run: small functions over ints, lists and strings, each with unit tests.
 
-    python -m reward.debug_problems --out DIR [--seed 0]
+    python -m reward.generated.code_problems --out DIR [--seed 0]
 
 writes `train.jsonl` (4,000 problems), `heldout.jsonl` (256) and `demonstrations.jsonl` (22,400 answers to train problems).
 A problem is drawn as a `Spec`: a family and its steps. Sentence, code, tests and id follow from it. The hash of a specification
@@ -20,22 +20,18 @@ operation, a dropped step), and it may ramble first, sometimes beyond the length
 their answers have comments, so that lengths vary.
 """
 
-import argparse
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+
+from reward.generated.files import CLEAN_SHARE, HELDOUT_ONE_IN, command
 
 ENTRY_POINT = "f"
 EXPLAIN_SUFFIX = ", and explain"
 EXPLAIN_SHARE = 0.16
-HELDOUT_ONE_IN = 12
-
-DEMONSTRATIONS = 22_400
-CLEAN_SHARE = 0.5
 BUG_SHARE = 0.5
 RAMBLE_SHARE = 0.12
 STEPWISE_SHARE = 0.5
@@ -375,47 +371,5 @@ def draw_demonstrations(rng: random.Random, problems: list[tuple[Spec, dict[str,
         yield {"prompt": problem["prompt"], "prefill": problem["prefill"], "answer": answer}
 
 
-def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> int:
-    count = 0
-    with path.open("w") as file:
-        for line in lines:
-            file.write(json.dumps(line) + "\n")
-            count += 1
-    return count
-
-
-def generate(folder: Path, *, seed: int, train: int, heldout: int, demonstrations: int) -> dict[str, int]:
-    """Write the three files and return the number of lines in each."""
-    rng = random.Random(f"generated problems {seed}")
-    folder.mkdir(parents=True, exist_ok=True)
-    training = list(draw_problems(rng, train, heldout=False))
-    return {
-        "train.jsonl": write_lines(folder / "train.jsonl", (problem for _, problem in training)),
-        "heldout.jsonl": write_lines(
-            folder / "heldout.jsonl", (problem for _, problem in draw_problems(rng, heldout, heldout=True))
-        ),
-        "demonstrations.jsonl": write_lines(folder / "demonstrations.jsonl", draw_demonstrations(rng, training, demonstrations)),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m reward.debug_problems", description="Write generated problems.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the three JSONL files")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train", type=int, default=4000, help="problems to train on")
-    parser.add_argument("--heldout", type=int, default=256, help="held-out problems")
-    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS, help="answers to learn from")
-    arguments = parser.parse_args()
-    counts = generate(
-        arguments.out,
-        seed=arguments.seed,
-        train=arguments.train,
-        heldout=arguments.heldout,
-        demonstrations=arguments.demonstrations,
-    )
-    for name, count in counts.items():
-        print(f"{arguments.out / name}: {count} lines")
-
-
 if __name__ == "__main__":
-    main()
+    command("python -m reward.generated.code_problems", draw_problems, draw_demonstrations)

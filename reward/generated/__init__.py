@@ -1,0 +1,1 @@
+"""Problems that are generated, for runs that learn within minutes."""
