@@ -150,7 +150,7 @@ def _ask(command: list[str], within_s: float) -> list[NodeReport]:
         raise DoctorError(f"{command[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise DoctorError(f"`{' '.join(command[:6])} …` did not end within {within_s:g} s") from error
-    nodes = [NodeReport(**json.loads(line)) for line in answer.stdout.splitlines() if line.startswith("{")]
+    nodes = [NodeReport(**report) for report in node_facts.read(answer.stdout)]
     if answer.returncode or not nodes:
         raise DoctorError(f"`{' '.join(command[:6])} …` ended with {answer.returncode}: {answer.stderr.strip()[-600:]}")
     return nodes

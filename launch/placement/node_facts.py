@@ -1,4 +1,4 @@
-"""The facts about one node, printed as one line of JSON. Run as a script on every node by each Python of the run (3.11 or newer):
+"""The facts about one node, printed as JSON in short lines. Each Python of the run (3.11 or newer) runs it on every node:
 
     python launch/placement/node_facts.py '{"node": "", "canary": "/shared/out", "paths": [], "ports": [], "packages": ["torch"]}'
 
@@ -25,6 +25,24 @@ REPORTED_VARIABLES = ("NCCL_", "CUDA_", "GLOO_", "NVIDIA_", "TORCH_NCCL_")
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits")
 NVIDIA_SMI_S = 20.0
 UNLIMITED = -1
+PIECE = 800  # characters of a line; srun mixes up the lines of several nodes that are longer than 1,024 bytes
+LINE = re.compile(r"^facts ([0-9a-f]{32}) (\d+)/(\d+) (.*)$", re.MULTILINE)
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report in lines, which `read` puts together again although lines of other nodes stand between them."""
+    text, key = json.dumps(report), uuid.uuid4().hex
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    return [f"facts {key} {number}/{len(pieces)} {piece}" for number, piece in enumerate(pieces, 1)]
+
+
+def read(output: str) -> list[dict[str, Any]]:
+    """The reports of all nodes that are whole, in the output of a step."""
+    found: dict[tuple[str, int], dict[int, str]] = {}
+    for key, number, count, piece in LINE.findall(output):
+        found.setdefault((key, int(count)), {})[int(number)] = piece
+    whole = (pieces for (_, count), pieces in found.items() if len(pieces) == count)
+    return [json.loads("".join(piece for _, piece in sorted(pieces.items()))) for pieces in whole]
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
@@ -107,4 +125,4 @@ def _write_canary(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(facts(json.loads(sys.argv[1]))), flush=True)
+    print("\n".join(lines(facts(json.loads(sys.argv[1])))), flush=True)
