@@ -179,7 +179,8 @@ class Service:
             self._has_failed(str(failure))
             for item in items:
                 item.alone |= not failure.is_down
-                self._again(item, str(failure), is_own=item.alone and len(items) == 1 and self._answers_others(item))
+                answers_others = self._answers_others(item)
+                self._again(item, str(failure), is_own=item.alone and len(items) == 1 and answers_others)
             pause_s = max(self._pause_s * random.uniform(0.5, 1.0), min(failure.pause_s, LONGEST_PAUSE_S))
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             return pause_s

@@ -123,8 +123,12 @@ def test_one_poisoned_item_costs_one_verdict_and_the_others_get_theirs(services:
             )
         return scores(lambda item: item["value"])(body)
 
-    with serving(reply) as server:
-        answers = ask_all(services, Endpoint(url=server.url, batch=8, timeout_s=0.5), range(24))
+    with serving(reply) as server, ThreadPoolExecutor(1) as pool:
+        endpoint, done = Endpoint(url=server.url, batch=8, timeout_s=0.5), threading.Event()
+        others = pool.submit(lambda: [ask(services, endpoint, 1) for _ in iter(done.is_set, True)])  # a run has more of them
+        answers = ask_all(services, endpoint, range(24))
+        done.set()
+        assert set(others.result(10.0)) == {1.0}
     assert [index for index, answer in enumerate(answers) if isinstance(answer, str)] == [5]
     assert answers[:5] + answers[6:] == [float(value) for value in range(24) if value != 5]
 

@@ -83,7 +83,7 @@ def test_operators_count_for_a_class_that_the_tests_apply_them_to(code: str) -> 
         "assert abs(Vector(1).length() - 2) < 1",
         "v = Vector(1)\nassert v.length() - 2 < 1 and v == 3 and not v",
         "assert abs(f(2) - 3.5) < 1 and isinstance(f(2), Vector)",
-        "assert len(Vector.all()) == 2",
+        "assert len(Vector.both()) == 2",
     ],
 )
 def test_operators_on_what_a_method_returns_do_not_count(code: str) -> None:
