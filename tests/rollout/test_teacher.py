@@ -139,7 +139,10 @@ def said(stage: Stage) -> str:
     return (stage.run / "logs" / "worker-0.log").read_text()
 
 
-@pytest.mark.parametrize("fault", ["slow", "dead", "garbage", "500"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("fault", [*(pytest.param(one, marks=SLOW) for one in ("slow", "dead", "garbage")), "500"])
 def test_run_waits_for_a_teacher_that_fails_and_goes_on_when_it_is_back(stage: Stage, teacher: Server, fault: str) -> None:
     begin(stage)
     stage.batch(0, check_taught)
@@ -157,6 +160,7 @@ def test_run_waits_for_a_teacher_that_fails_and_goes_on_when_it_is_back(stage: S
     assert stage.ledger("lost_tokens") == 0
 
 
+@pytest.mark.slow
 def test_worker_that_ends_while_the_teacher_is_dead_hands_its_leases_back(stage: Stage, teacher: Server) -> None:
     worker = stage.start_worker()
     fleet = stage.fleet(1)
@@ -172,6 +176,7 @@ def test_worker_that_ends_while_the_teacher_is_dead_hands_its_leases_back(stage:
     stage.batch(0, check_taught)
 
 
+@pytest.mark.slow
 def test_completion_that_the_teacher_will_never_score_drops_its_group(stage: Stage, teacher: Server) -> None:
     begin(stage)
     stage.batch(0, check_taught)
@@ -200,6 +205,7 @@ def test_teacher_that_does_not_fit_the_model_ends_the_run_at_its_start(
     assert message in said(stage)
 
 
+@pytest.mark.slow
 def test_server_that_the_run_starts_for_its_teacher_is_restarted_when_it_dies(tmp_path: Path) -> None:
     stage = Stage(tmp_path, teacher=str(tmp_path / "model"), teacher_on="engine", engines=1)
     try:

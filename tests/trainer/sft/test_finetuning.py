@@ -86,6 +86,7 @@ def test_tensor_parallel_ranks_and_one_rank_learn_the_same(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_killed_run_is_resumed_as_if_nothing_had_happened(tmp_path: Path) -> None:
     from trainer.sft.__main__ import begin
 
