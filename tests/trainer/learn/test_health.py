@@ -16,10 +16,10 @@ GOOD = {"loss/total": 0.1, "behaviour/ess_fraction": 0.9}
 def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool]:
     """One step in which one rank meets a number that is not finite: what it says, and whether all weights stayed as they were."""
     from conf.shapes import Layout
-    from trainer import process_groups, step
+    from trainer import process_groups
     from trainer.learn import logprobs
     from trainer.learn.algorithm import load_algorithm
-    from trainer.megatron import policy
+    from trainer.megatron import policy, step
     from trainer.megatron.policy import load_policy
     from trainer.megatron.step import Stopwatch, train_step
 
