@@ -182,7 +182,8 @@ def described(value: object) -> list[object]:
 
 
 def _getattr(value: object, name: str) -> object:
-    _check_attribute(value, name)
+    if not (_is_mock(value) and name in ("called", "call_count")):  # what code may look at, and may not set
+        _check_attribute(value, name)
     return getattr(value, name)
 
 

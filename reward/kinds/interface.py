@@ -140,9 +140,12 @@ def _doctests(tests: str) -> str:
 
 
 def _imported(nodes: Nodes) -> set[str]:
-    """What is imported from the solution's module."""
-    found = (alias.name for node in _of(ast.ImportFrom, nodes) if node.module == "solution" for alias in node.names)
-    return {name for name in found if name != "*"}
+    """What is imported from the solution's module, or used as its attribute."""
+    imported = {alias.name for node in _of(ast.ImportFrom, nodes) if node.module == "solution" for alias in node.names}
+    modules = {alias.asname or alias.name for node in _of(ast.Import, nodes) for alias in node.names if alias.name == "solution"}
+    attributes = (node for node in _of(ast.Attribute, nodes) if isinstance(node.value, ast.Name) and node.value.id in modules)
+    used = {node.attr for node in attributes if not hasattr(builtins, node.attr)}
+    return (imported | used) - {"*"}
 
 
 def _classes(nodes: Nodes, names: set[str], entry_point: str) -> set[str]:

@@ -219,3 +219,15 @@ CASE = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.a
 def test_tests_that_start_themselves_run_and_decide(sandbox: Sandbox, tests: str) -> None:
     assert passes(sandbox, tests, "def f(x): return 2 * x")
     assert not passes(sandbox, tests, "def f(x): return 7")
+
+
+@pytest.mark.parametrize("tests", ["import solution\nassert solution.f(2) == 4", "import solution as s\nassert s.f(2) == 4"])
+def test_tests_may_import_the_module_of_the_solution(sandbox: Sandbox, tests: str) -> None:
+    assert passes(sandbox, tests, "def f(x): return 2 * x", "")
+    assert not passes(sandbox, tests, "def f(x): return 7", "")
+
+
+def test_code_may_ask_a_mock_how_often_it_was_called_and_may_not_say_it(sandbox: Sandbox) -> None:
+    tests = "from unittest.mock import Mock\nm = Mock()\nassert f(m) == 1\nassert m.call_count == 1"
+    assert passes(sandbox, tests, "def f(m):\n    m()\n    return m.call_count")
+    assert not passes(sandbox, tests, "def f(m):\n    m.call_count = 1\n    return 1")
