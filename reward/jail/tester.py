@@ -275,7 +275,7 @@ class Link:
         found = self.ask("iter", value)
         if not proxy.is_proxy(found) or found is value or self.is_named(value):
             return iter(found) if not proxy.is_proxy(found) else found
-        (kept,) = itertools.tee(found, 1)
+        (kept,) = itertools.tee((item for item in found), 1)  # of a proxy itself, which has `__copy__`, it would keep no items
         return copy.copy(self.items.setdefault(proxy.number_of(value), kept))
 
     def read(self) -> dict[str, Any]:

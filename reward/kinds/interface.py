@@ -38,7 +38,7 @@ _OF_SYNTAX: dict[type[ast.AST], tuple[str, ...]] = {
 }  # fmt: skip
 _OF_FUNCTIONS = {
     **{name: (name,) for name in ("abs", "complex", "divmod", "float", "int", "len", "pow", "reversed", "round")},
-    **{"max": _ORDER, "min": _ORDER, "sum": ("add",)},
+    **{"max": _ORDER, "min": _ORDER, "sum": ("add",), "dict": ("getitem",)},
 }
 _OF_ASSERTIONS = {
     **{"assertIn": ("contains",), "assertNotIn": ("contains",), "assertAlmostEqual": ("sub", "abs", "round")},
@@ -251,6 +251,8 @@ def _applied(nodes: Nodes) -> Iterator[tuple[tuple[str, ...], Sequence[ast.expr]
             yield from ((_OF_SYNTAX.get(type(op), ()), sides[at : at + 2]) for at, op in enumerate(node.ops))
         elif isinstance(node, ast.Subscript):
             yield ("getitem",), (node.value,)
+        elif isinstance(node, ast.Dict):  # {**value}
+            yield from ((("getitem",), (value,)) for key, value in zip(node.keys, node.values, strict=True) if key is None)
         elif isinstance(node, ast.Attribute) and node.attr in METHODS:
             yield (node.attr,), (node.value,)
         elif isinstance(node, ast.AugAssign):

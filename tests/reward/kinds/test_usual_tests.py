@@ -231,3 +231,23 @@ def test_code_may_ask_a_mock_how_often_it_was_called_and_may_not_say_it(sandbox:
     tests = "from unittest.mock import Mock\nm = Mock()\nassert f(m) == 1\nassert m.call_count == 1"
     assert passes(sandbox, tests, "def f(m):\n    m()\n    return m.call_count")
     assert not passes(sandbox, tests, "def f(m):\n    m.call_count = 1\n    return 1")
+
+
+@pytest.mark.parametrize(
+    "use", ["dict(d) == {'a': 1}", "{**d} == {'a': 1}", "list(d.keys()) == ['a']", "sorted(d.items()) == [('a', 1)]"]
+)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from collections import UserDict\nclass D(UserDict): pass",
+        "from collections.abc import Mapping\nclass D(Mapping):\n    def __init__(self, d): self.d = d\n"
+        "    def __getitem__(self, k): return self.d[k]\n    def __iter__(self): yield from self.d\n"
+        "    def __len__(self): return 1",
+    ],
+)
+def test_mapping_of_the_candidate_can_be_read_like_a_dict(sandbox: Sandbox, use: str, code: str) -> None:
+    tests = f"d = D({{'a': 1}})\nassert {use}"
+    assert passes(sandbox, tests, code, "")
+    assert not passes(
+        sandbox, tests, code.replace("D(", "E(") + "\nclass D(E):\n    def __init__(self, d): super().__init__({'b': 2})", ""
+    )
