@@ -107,6 +107,11 @@ class Stage:
         self.push(version, engines)
         self.client.published(version, engines)
 
+    def advance(self, version: int, engines: list[EngineInfo]) -> None:
+        """A step is done. The push comes first: an engine with older weights would be leased groups of the new version."""
+        self.push(version, engines)
+        self.client.advance(version, engines)
+
     def slow_down(self, engine: EngineInfo, token_s: float) -> None:
         self.ask(engine, slow_down, token_s)
 

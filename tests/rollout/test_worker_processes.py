@@ -35,8 +35,7 @@ def test_push_leaves_the_versions_of_earlier_tokens_and_goes_on(stage: Stage) ->
     stage.publish([engine])
     first = stage.batch(0)
     wait_until(lambda: stage.ledger("waiting_tokens") > 0, "tokens of the next groups")
-    stage.push(1, [engine])
-    stage.client.advance(1, [engine])
+    stage.advance(1, [engine])
     second = stage.batch(1)
     assert {int(v) for t in first.trajectories for v in t.versions} == {-1, 0}
     assert any({0, 1} <= set(t.versions.tolist()) for t in second.trajectories)
@@ -110,8 +109,7 @@ def test_workers_leave_with_exit_code_0_when_the_run_is_over(stage: Stage) -> No
     stage.publish(engines)
     for step in range(stage.config.trainer.steps):
         stage.batch(step)
-        stage.push(step + 1, engines)
-        stage.client.advance(step + 1, engines)
+        stage.advance(step + 1, engines)
     wait_until(lambda: "idle/rollout_fraction" in stage.client.status()["figures"], "the worker's sums")
     stage.client.stop()
     assert worker.wait(timeout=LEAVING_S) == 0
@@ -196,8 +194,7 @@ def test_sglang_server_is_kept_busy_pushed_to_and_drained(stage: Stage) -> None:
     first = stage.batch(0, check)
     assert any(t.segments > 1 for t in first.trajectories)
     wait_until(lambda: stage.ledger("waiting_tokens") > 0, "tokens of the next groups", stage.wait_s)
-    stage.push(1, [engine])
-    stage.client.advance(1, [engine])
+    stage.advance(1, [engine])
     second = stage.batch(1, check)
     assert {int(v) for t in second.trajectories for v in t.versions[t.sampled]} == {0, 1}
     wait_until(lambda: leased(stage), "leases", stage.wait_s)
