@@ -11,6 +11,7 @@ item is given up (`ContractError`): answers that `read` refuses, or failures of 
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import threading
@@ -121,7 +122,7 @@ class Service:
         self._items: asyncio.Queue[Item] = asyncio.Queue()
         self._waiting = self._answered = 0
         self._failing_since_s: float | None = None
-        self._said_s = 0.0
+        self._said_s = -math.inf
         self._pause_s = FIRST_PAUSE_S
         self._forming = asyncio.Lock()  # one batch is put together at a time
         self._probe = asyncio.Lock()  # while the service fails, one request at a time
@@ -237,7 +238,7 @@ class Service:
         if self._failing_since_s is not None:
             log.error("%s answers again, after %.0f s", self._endpoint.url, time.monotonic() - self._failing_since_s)
         self._answered += 1
-        self._failing_since_s, self._said_s, self._pause_s = None, 0.0, FIRST_PAUSE_S
+        self._failing_since_s, self._said_s, self._pause_s = None, -math.inf, FIRST_PAUSE_S
         if not item.answer.done():
             item.answer.set_result(found)
 

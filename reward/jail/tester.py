@@ -38,7 +38,7 @@ from reward.jail.candidate_objects import CROSSING_EXCEPTIONS, PLAIN_BASES
 MAX_REPLY_BYTES = 64 << 20  # the memory limit of this jail holds before that
 MAX_MESSAGES = 1_000_000  # with one candidate
 _ASKED = {"type": 1, "callable": 1, "isinstance": 2}  # functions that ask a proxy itself, with their number of arguments
-_PREFIX = "kestrel_"  # of the names that they have in the tests
+_PREFIX = "kestrel_"  # the tests call them by their names with this in front
 _INNER = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _STEERING = (
     StopIteration,
@@ -275,7 +275,8 @@ class Link:
         found = self.ask("iter", value)
         if not proxy.is_proxy(found) or found is value or self.is_named(value):
             return iter(found) if not proxy.is_proxy(found) else found
-        (kept,) = itertools.tee((item for item in found), 1)  # of a proxy itself, which has `__copy__`, it would keep no items
+        # A generator, because `tee` copies an iterator that has `__copy__`, as a proxy does, and then keeps no items.
+        (kept,) = itertools.tee((item for item in found), 1)
         return copy.copy(self.items.setdefault(proxy.number_of(value), kept))
 
     def read(self) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from reward.kinds.endpoint import FIELDS as ENDPOINT_FIELDS
-from reward.kinds.endpoint import ContractError, Endpoint, read_endpoint
+from reward.kinds.endpoint import ContractError, Endpoint
+from reward.kinds.fields import ENDPOINT, read_count, read_endpoint, read_text, refuse_unknown
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import Tags, answer_after, never_ends
 from rollout.ledger.records import Verdict
 
-FIELDS = ("kind", *ENDPOINT_FIELDS, "model", "template", "system", "score", "scale", "max_tokens", "temperature", "extra")
+FIELDS = (*ENDPOINT, "model", "template", "system", "score", "scale", "max_tokens", "temperature", "extra")
 PLACE = re.compile(r"\{(prompt|answer|completion|metadata\.(\w+))\}")
 SCORE = r"(?i)score\W{0,9}(-?\d+(?:\.\d+)?)"
+MOST_TEMPERATURE = 100.0
 READ_CHARACTERS = 4096  # at the end of the judge's answer: a pattern may need time that grows with the square of the length
 
 
@@ -77,27 +78,24 @@ class JudgeModelTask(Task):
 
 
 def read_judge_task(data: Mapping[str, Any], defaults: Defaults) -> JudgeModelTask:
-    if unknown := sorted(set(data) - set(FIELDS)):
-        raise TaskError(f"task.{unknown[0]}: no such field in a 'judge' task: it has {', '.join(FIELDS)}")
-    template, system, extra = _text(data, "template"), _text(data, "system", ""), data.get("extra", {})
+    refuse_unknown(data, *FIELDS)
+    template, extra = read_text(data.get("template"), "task.template"), data.get("extra", {})
     if not {"answer", "completion"} & {place[1] for place in PLACE.finditer(template)}:
         raise TaskError("task.template: it must hold {answer} or {completion}, or the judge sees nothing of what was written")
     if not isinstance(extra, Mapping):
         raise TaskError(f"task.extra: must be an object of further fields of the request, got {extra!r:.80}")
-    try:
-        endpoint = read_endpoint(data, path="/chat/completions", timeout_s=300.0)
-    except ValueError as error:
-        raise TaskError(f"task.{error}") from None
+    if not (model := read_text(data.get("model"), "task.model")):
+        raise TaskError("task.model: is empty: give the name that the endpoint knows the model by")
     request = {
-        "model": _text(data, "model"),
-        "temperature": _number(data.get("temperature", 0.0), "temperature"),
-        "max_tokens": int(_number(data.get("max_tokens", 1024), "max_tokens")),
+        "model": model,
+        "temperature": _temperature(data.get("temperature", 0.0)),
+        "max_tokens": read_count(data.get("max_tokens", 1024), "max_tokens"),
         **extra,
     }
     return JudgeModelTask(
-        endpoint=endpoint,
+        endpoint=read_endpoint(data, path="/chat/completions", timeout_s=300.0),
         request=request,
-        system=system,
+        system=read_text(data.get("system", ""), "task.system"),
         template=template,
         score=_pattern(data.get("score", SCORE)),
         scale=_scale(data.get("scale", [0, 1])),
@@ -105,16 +103,9 @@ def read_judge_task(data: Mapping[str, Any], defaults: Defaults) -> JudgeModelTa
     )
 
 
-def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = data.get(name, default)
-    if not isinstance(value, str) or (not value and default is None):
-        raise TaskError(f"task.{name}: must be a text, got {value!r:.80}")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e6:
-        raise TaskError(f"task.{name}: must be a number from 0 to 1000000, got {value!r:.80}")
+def _temperature(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TEMPERATURE:
+        raise TaskError(f"task.temperature: must be a number from 0 to {MOST_TEMPERATURE:g}, got {value!r:.80}")
     return float(value)
 
 

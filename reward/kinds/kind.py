@@ -46,7 +46,7 @@ class Answer:
     prompt: str = ""  # what the problem asks, without the chat template
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
     finish: Finish = Finish.STOP
-    tokens: int | None = None  # of the completion; None where only its text is known, as in a file
+    tokens: int | None = None  # how many the completion has; None where only its text is known, as in a file
 
     @property
     def text(self) -> str:

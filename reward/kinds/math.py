@@ -16,14 +16,15 @@ from reward.jail.codec import shorten
 from reward.jail.limits import SandboxError
 from reward.jail.math_equality import PACKAGES
 from reward.kinds.code_task import read_tolerance
-from reward.kinds.fields import read_positive, read_text
+from reward.kinds.fields import read_positive, read_text, refuse_unknown
 from reward.kinds.final_answer import FORMATS, boxed, final_answer, option_letter
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.numerals import Numeral, read_numeral, without_unit
+from reward.kinds.thoughts import Tags, answer_after, never_ends
 from reward.kinds.usage import Usage, bad_end, json_object, run_to_end
 from rollout.ledger.records import Verdict
 
-FIELDS = frozenset(("kind", "answer", "format", "tolerance", "cpu_limit_s", "memory_limit_mb"))
+FIELDS = ("answer", "format", "tolerance", "cpu_limit_s", "memory_limit_mb")
 MAX_ANSWER_CHARACTERS = 1000
 MOST_CPU_S = 4.0  # where the task does not say otherwise; a comparison takes some ms, and simplifying a long term a second
 
@@ -51,11 +52,15 @@ class MathTask(Task):
     tolerance: float | None  # between two numbers, relative and absolute; None: exact
     cpu_limit_s: float
     memory_limit_mb: int
+    reasoning: tuple[Tags, ...]
 
     def grade(self, answer: Answer, resources: Resources) -> Verdict:
         usage = Usage(cpu_limit_s=self.cpu_limit_s, memory_bytes=self.memory_limit_mb << 20)
-        found = final_answer(answer.prefill + answer.completion, self.form)
-        if not found:
+        text = answer_after(answer.text, self.reasoning)
+        found = final_answer(text or "", self.form)
+        if text is None:
+            usage.fail(never_ends(answer.text, self.reasoning))
+        elif not found:
             usage.fail(f"no answer in the format {self.form!r}")
         elif len(found) > MAX_ANSWER_CHARACTERS:
             usage.fail(f"the answer has {len(found):,} characters, and more than {MAX_ANSWER_CHARACTERS:,} are not read")
@@ -94,8 +99,7 @@ class MathTask(Task):
 
 
 def read_math_task(data: Mapping[str, Any], defaults: Defaults) -> MathTask:
-    if unknown := sorted(set(data) - FIELDS):
-        raise TaskError(f"task.{unknown[0]}: no such field in a 'math' task: it has {', '.join(sorted(FIELDS))}")
+    refuse_unknown(data, *FIELDS)
     if (form := data.get("format", "auto")) not in FORMATS:
         raise TaskError(f"task.format: {form!r} is not known: use one of {', '.join(FORMATS)}")
     truth = _read_truth(data.get("answer"), form)
@@ -111,6 +115,7 @@ def read_math_task(data: Mapping[str, Any], defaults: Defaults) -> MathTask:
         tolerance=read_tolerance(data),
         cpu_limit_s=read_positive(cpu_limit_s, "cpu_limit_s"),
         memory_limit_mb=int(read_positive(memory_limit_mb, "memory_limit_mb")),
+        reasoning=defaults.reasoning,
     )
 
 

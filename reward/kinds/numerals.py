@@ -38,12 +38,13 @@ class Numeral:
     value: Fraction
     percent: bool
 
-    def equals(self, other: "Numeral", tolerance: float | None = None) -> bool:
-        """50% equals both 50 and 0.5, as people mean either; 50% equals no other percentage."""
-        if self.percent == other.percent:
-            return _close(self.value, other.value, tolerance)
-        part, whole = (self.value, other.value) if self.percent else (other.value, self.value)
-        return _close(part, whole, tolerance) or _close(part / 100, whole, tolerance)
+    def equals(self, got: "Numeral", tolerance: float | None = None) -> bool:
+        """Whether an answer is this number. 50% equals both 50 and 0.5, as people mean either; 50% equals no other percentage."""
+        if _close(got.value, self.value, tolerance):
+            return True
+        if self.percent == got.percent:
+            return False
+        return _close(got.value / (100 if got.percent else 1), self.value / (100 if self.percent else 1), tolerance)
 
 
 def read_numeral(text: str) -> Numeral | None:
@@ -91,5 +92,8 @@ def _decimal(digits: str) -> Fraction:
     return Fraction(digits.replace(",", "").rstrip(".") or "0")
 
 
-def _close(a: Fraction, b: Fraction, tolerance: float | None) -> bool:
-    return a == b or (tolerance is not None and abs(a - b) <= Fraction(tolerance) * max(Fraction(1), abs(a), abs(b)))
+def _close(got: Fraction, expected: Fraction, tolerance: float | None) -> bool:
+    """`reward.jail.codec.is_close`, exactly."""
+    return got == expected or (
+        tolerance is not None and abs(got - expected) <= Fraction(tolerance) * max(Fraction(1), abs(expected))
+    )

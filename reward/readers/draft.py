@@ -24,7 +24,7 @@ class RowRefused(ValueError):
 class Options:
     """How rows become problems, where a format leaves a choice."""
 
-    defaults: Defaults = field(default_factory=Defaults)  # of the tasks
+    defaults: Defaults = field(default_factory=Defaults)  # what tasks get where they say nothing themselves
     task: Any = None  # grades the answers to rows that have no `task` of their own (data.task)
     at_most: int = 64  # tests per problem, the first ones
     prefill: bool = False  # HumanEval and MBPP: the answer is begun for the model

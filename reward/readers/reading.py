@@ -22,7 +22,7 @@ class Gradable:
 
     problem: Problem
     draft: Draft
-    rewards: Sequence[Reward]  # of each of the draft's tasks; the problem has the first
+    rewards: Sequence[Reward]  # one for each of the draft's tasks; the problem has the first task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Reading:
     source: str
     options: Options = field(default_factory=Options)
     reader: Reader | None = None
-    most_rows: int | None = None  # of each file
+    most_rows: int | None = None  # at most so many rows of each file are read
     strict: bool = False  # a row of this project's own format that is refused is an error: somebody wrote it for this run
     formats: Counter[str] = field(default_factory=Counter)  # the problems of each format
     refusals: list[Refusal] = field(default_factory=list)

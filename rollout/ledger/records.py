@@ -242,7 +242,7 @@ class GradingWork:
     prompt: str = ""  # what the problem asks, without the chat template
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
     completion: str  # decoded, without special tokens
-    tokens: int  # of the completion
+    tokens: int  # how many the completion has
     finish: Finish
 
 

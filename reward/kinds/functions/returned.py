@@ -1,8 +1,9 @@
 """What a reward function may return: a finite number, or a number and a dict of further figures."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from numbers import Real
 from typing import Any
 
@@ -38,6 +39,10 @@ def read_returned(returned: Any) -> Returned:
 
 
 def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+    number = nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer that no float can hold
+            number = float(value)
+    if not isfinite(number):
         raise BadReward(f"returned {value!r:.80} as {what}, which must be a finite number and no bool")
-    return float(value)
+    return number

@@ -61,7 +61,7 @@ def test_answers_that_are_no_score_cost_one_verdict_and_name_the_service(lent: O
         verdict = graded(lent, server.url, completion="x")
     assert verdict.reward == 0.0
     assert verdict.parts["failed"] == 1.0
-    assert server.url in verdict.reason and "`reward` must be a finite number, got 'high'" in verdict.reason
+    assert server.url in verdict.reason and "it returned 'high' as the reward, which must be a finite number" in verdict.reason
 
 
 JSON = st.recursive(
@@ -86,7 +86,8 @@ def test_any_answer_is_a_verdict_or_a_bad_answer(answer: Any) -> None:
         ({}, "task.url: None must be a URL"),
         ({"url": "ftp://x"}, "task.url: 'ftp://x' must be a URL"),
         ({"url": "http://me:pw@x/"}, "task.url: it holds a password"),
-        ({"url": "http://x", "batch": 0}, "task.batch: must be a whole number from 1"),
+        ({"url": "http://x", "batch": 0}, "task.batch: must be a whole number of at least 1"),
+        ({"url": "http://x", "batch": 5000}, "task.batch: must be at most 1024, got 5000"),
         ({"url": "http://x", "timeout_s": 0}, "task.timeout_s: must be a number of seconds"),
         ({"url": "http://x", "token_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set here: export it"),
         ({"url": "http://x", "retries": 3}, "task.retries: no such field"),

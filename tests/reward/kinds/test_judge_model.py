@@ -87,8 +87,11 @@ def test_reasoning_that_never_ends_is_no_answer_and_no_judge_is_asked(lent: Only
     ("fields", "said"),
     [
         ({"template": "{prompt}"}, r"task.template: it must hold \{answer\}"),
-        ({"template": ""}, "task.template: must be a text"),
-        ({"model": None}, "task.model: must be a text"),
+        ({"template": ""}, r"task.template: it must hold \{answer\}"),
+        ({"template": None}, "task.template: must be a string"),
+        ({"max_tokens": 0}, "task.max_tokens: must be a whole number of at least 1"),
+        ({"model": ""}, "task.model: is empty"),
+        ({"model": None}, "task.model: must be a string"),
         ({"score": "("}, "task.score: .* is no regular expression"),
         ({"score": "Score"}, "task.score: .* whose first group is the number"),
         ({"scale": [5, 5]}, "task.scale: must be the lowest and the highest score"),

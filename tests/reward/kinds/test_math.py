@@ -207,3 +207,26 @@ def test_numbers_are_right_exactly_if_they_are_equal(truth: int, answer: int) ->
 def test_any_text_gets_a_verdict(text: str) -> None:
     assert grade(task("A", format="letter"), text, sandbox=NoSandbox()).reward in (0.0, 1.0)
     assert grade(task("7", format="number"), text, sandbox=NoSandbox()).reward in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        (f"<think>Perhaps {box('42')}</think>It is {box('41')}", 0.0),
+        (f"<think>Perhaps {box('41')}</think>It is {box('42')}", 1.0),
+        (f"<think>Perhaps {box('42')}</think>I do not know.", 0.0),
+        (f"<think>Perhaps {box('42')}", 0.0),
+    ],
+)
+def test_answer_within_the_reasoning_is_no_answer(completion: str, reward: float) -> None:
+    assert grade(task("42"), completion, sandbox=NoSandbox()).reward == reward
+
+
+def test_reasoning_that_never_ends_is_the_reason() -> None:
+    assert "never ends" in grade(task("42"), f"<think>{box('42')}", sandbox=NoSandbox()).reason
+
+
+@pytest.mark.parametrize("answer", ["9999999999", "8.5", "-8.5"])
+def test_tolerance_is_relative_to_the_ground_truth_and_not_to_what_the_model_says(answer: str) -> None:
+    assert grade(task("4.25", tolerance=0.9), box(answer), sandbox=NoSandbox()).reward == 0.0
+    assert grade(task("4.25", tolerance=0.9), box("8"), sandbox=NoSandbox()).reward == 1.0

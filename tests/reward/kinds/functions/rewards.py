@@ -89,6 +89,10 @@ def returns_text(completion):
     return "0.5"
 
 
+def returns_a_huge_integer(completion):
+    return 10**400
+
+
 def returns_nan(completion):
     return float("nan")
 

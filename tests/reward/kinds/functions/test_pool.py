@@ -63,6 +63,7 @@ def test_a_function_gets_what_it_names_and_gives_a_reward(pool: FunctionPool, fu
         ("recurses", "RecursionError"),
         ("exits", "SystemExit: 3"),
         ("returns_text", "returned '0.5' as the reward, which must be a finite number and no bool"),
+        ("returns_a_huge_integer", "which must be a finite number"),
         ("returns_nan", "returned nan as the reward"),
         ("returns_a_bool", "returned True as the reward"),
         ("returns_nothing", "returned None as the reward"),
