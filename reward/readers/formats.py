@@ -31,6 +31,11 @@ class Format:
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.columns)})"
 
+    def seen_in(self, row: Mapping[str, Any]) -> str:
+        """Its name, with those of its columns that a row has."""
+        names = (next((name for name in names.split(" or ") if name in row), "") for names in self.columns)
+        return f"{self.name} ({', '.join(filter(None, names))})"
+
     def fits(self, row: Mapping[str, Any]) -> bool:
         return all(any(name in row for name in names.split(" or ")) for names in self.columns)
 

@@ -59,11 +59,13 @@ class Reading:
 
     def _problems(self, rows: Rows, places: dict[str, str]) -> Iterator[Gradable]:
         found: Format | None = None
+        name = ""
         for where, row in rows:
             try:
                 if not isinstance(row, Mapping):
                     raise RowRefused(f"a problem is a JSON object, got {type(row).__name__}")
                 found = found or recognised(row, self.options, where)
+                name = name or found.seen_in(row)
                 gradable = _gradable(found.draft(row, self.options), where, self.options.defaults)
                 problem_id = gradable.problem.id
                 if first := places.get(problem_id):
@@ -75,7 +77,7 @@ class Reading:
                 self.refusals.append(refusal)
                 continue
             places[problem_id] = where
-            self.formats[str(found)] += 1
+            self.formats[name] += 1
             yield gradable
 
     def __str__(self) -> str:
