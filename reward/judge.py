@@ -22,7 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from reward.grade import Reward, grade, printable
-from reward.jail.limits import Cancelled, SandboxError, SandboxUnavailable
+from reward.jail.limits import Cancelled, HostExhausted, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
@@ -40,6 +40,7 @@ LEASE_WAIT_S = 2.0
 BEAT_S = 0.2  # the main thread checks its flags this often
 FIGURES_S = 60.0
 TOLD_AT_ONCE = 64  # at most this many verdicts in one message
+EXHAUSTED_PAUSE_S = 2.0  # before a judge tries again to start a job on a host that had no room for one
 SANDBOX_TRIES = 3  # a completion that loses this many sandboxes scores 0, because it may be what breaks them
 MOST_WAITING = 64  # at most this many slots wait for something outside while others take their places
 
@@ -221,7 +222,7 @@ class Judge:
             return self._grade_by(read_reward(work.task, defaults=self._defaults), work)
         except TaskError as error:
             return Outcome(work=work, refused=printable(f"{work.prompt_id}: {error}"))
-        except SandboxUnavailable:
+        except (SandboxUnavailable, HostExhausted):
             raise
         except Exception as error:  # a fault of the reader costs one group, never the judge
             log.exception("%s: the task cannot be read", printable(work.prompt_id))
@@ -234,7 +235,7 @@ class Judge:
         except Cancelled:
             self.figures.add_cancelled()
             return Outcome(work=work)
-        except (TaskError, SandboxUnavailable):
+        except (TaskError, SandboxUnavailable, HostExhausted):
             raise
         except Exception as error:  # a fault of the grader costs one verdict, never the judge
             log.exception("%s, completion %s: the grader failed", printable(work.prompt_id), work.position)
@@ -244,22 +245,31 @@ class Judge:
 
     def _grade(self, work: GradingWork, reward: Reward) -> Verdict:
         with self._lock:
-            cancelled = self._held[work.position].is_set
+            unwanted = self._held[work.position]
         lent = Lent(
             sandboxes=self._sandboxes,
             functions=self._functions,
             services=self._services,
             slots=self._slots,
-            cancelled=cancelled,
+            cancelled=unwanted.is_set,
         )
         began_s = time.monotonic()
-        for attempt in range(SANDBOX_TRIES):
+        lost = 0
+        while lost < SANDBOX_TRIES:
             try:
                 verdict = grade(reward, answer_of(work), lent)
             except SandboxUnavailable:
                 raise
+            except HostExhausted as error:
+                if time.monotonic() - began_s > self._stall_s:
+                    raise
+                log.warning("%s, completion %s waits: %s", printable(work.prompt_id), work.position, error)
+                if unwanted.wait(EXHAUSTED_PAUSE_S):
+                    raise Cancelled from error
+                continue
             except SandboxError as error:
-                log.warning("%s, completion %s: try %d: %s", printable(work.prompt_id), work.position, attempt + 1, error)
+                lost += 1
+                log.warning("%s, completion %s: try %d: %s", printable(work.prompt_id), work.position, lost, error)
                 self.figures.add_lost_sandbox()
                 continue
             self.figures.add(verdict)

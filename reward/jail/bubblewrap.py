@@ -151,7 +151,7 @@ def main() -> None:
     try:
         starter = Wrapped(control, json.loads(sys.argv[2]))
     except OSError as error:
-        zygote.send(control, {"failed": str(error)})
+        zygote.send(control, zygote.failed(error))
         sys.exit(1)
     starter.serve()
 
@@ -170,8 +170,8 @@ def run_job(limits: Limits, files: int, virtual_bytes: int, uid: int) -> None:
         if os.getuid() == 0:
             os.setgroups([])
         confine.confine_for_all()
-        if failed := confine.wrapped(limits, uid, virtual_bytes, seccomp.Filter(seccomp.program(platform.machine()))).take():
-            harness.write_frame({"unconfined": failed})
+        if error := confine.wrapped(limits, uid, virtual_bytes, seccomp.Filter(seccomp.program(platform.machine()))).take():
+            harness.write_frame(zygote.failed(error))
             os._exit(1)
         os.write(harness.CHANNEL_FD, zygote.CONFINED)
         harness.fresh_interpreter()

@@ -92,6 +92,7 @@ class CandidateObjects:
         self.module = module
         self.objects: list[object] = []
         self.numbers: dict[int, int] = {}
+        self.shared: dict[int, shared_objects.Shared] = {}  # the tests' objects by their numbers: `is` must see the same one
 
     def names(self) -> dict[str, Any]:
         """What the module defines, as the tests will see it."""
@@ -195,7 +196,11 @@ class CandidateObjects:
         if tag == "__ref__":
             return self.objects[body]
         number, kind, *rest = body
-        return shared_objects.failure(number, *rest) if kind == "exception" else shared_objects.KINDS[kind](self, number, *rest)
+        if kind == "exception":
+            return shared_objects.failure(number, *rest)
+        if number not in self.shared:
+            self.shared[number] = shared_objects.KINDS[kind](self, number, *rest)
+        return self.shared[number]
 
     def ask(self, number: int, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """What an operation with an object of the tests' gives there."""

@@ -49,12 +49,13 @@ class Steps:
         self._calls.append(tuple(ctypes.c_long(value) for value in (_NUMBERS[name], *map(self._address, arguments))))
         return self._calls[-1]
 
-    def take(self) -> str:
-        """Makes the calls; the empty string, or which one failed and why."""
+    def take(self) -> OSError | None:
+        """Makes the calls. Returns the error of the first that fails, with its name."""
         for index, call in enumerate(self._calls):
             if _syscall(*call) < 0:
-                return f"{self._names[index]}: {os.strerror(ctypes.get_errno())}"
-        return ""
+                code = ctypes.get_errno()
+                return OSError(code, f"{self._names[index]}: {os.strerror(code)}")
+        return None
 
     def _address(self, value: int | bytes | seccomp.Filter) -> int:
         if isinstance(value, int):

@@ -1,5 +1,6 @@
 """The records of the sandbox: what a job may use, how it can end, and the errors after which there is no verdict."""
 
+import errno
 import math
 import struct
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from enum import StrEnum
 from typing import Self
 
 OUTPUT_BYTES = 1 << 20
+SHORTAGES = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.ENFILE, errno.EMFILE))
+"""What the kernel answers while the host lacks something. It answers ENOSPC for good where namespaces are not allowed."""
 
 
 class SandboxError(RuntimeError):
@@ -19,6 +22,10 @@ class ZygoteLost(SandboxError):
 
 class SandboxUnavailable(SandboxError):
     """This host does not allow the isolation that model-written code needs."""
+
+
+class HostExhausted(SandboxError):
+    """The host has no memory, process or namespace left for a job now. This says nothing about the job: try again later."""
 
 
 class Cancelled(Exception):

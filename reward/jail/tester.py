@@ -170,6 +170,7 @@ class Link:
         self.exceptions: dict[int, type[BaseException]] = {}
         self.copies: dict[int, proxy.DataCopy] = {}
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
+        self.our_numbers: dict[int, int] = {}  # of these objects, by their ids
         self.undo: list[Callable[[], None]] = []  # one for each change that the candidate may have made to an object of the tests
         self.in_place: set[tuple[str, str]] = set()  # functions of the tests, and variables that they look at after a call
         self.items: dict[int, Any] = {}  # what objects have shown when they were iterated, until the next call
@@ -253,7 +254,7 @@ class Link:
                 raise failed
             elif "ok" in reply:
                 result = self.unpack(reply["ok"])
-                if result is None or any(result is known for known in self.ours):
+                if result is None or id(result) in self.our_numbers:
                     self.take_back(args, reply.get("back"))
                 else:
                     changed = self.looked_at(args)
@@ -334,9 +335,9 @@ class Link:
 
     def share_error(self, error: BaseException) -> tuple[int, str, str, str]:
         """An exception of the tests as the candidate gets it: to catch, and to raise again as itself."""
-        self.ours.append(error)
+        number = self.share(error)
         kind = next(cls.__name__ for cls in type(error).__mro__ if cls in CROSSING_EXCEPTIONS or cls is BaseException)
-        return len(self.ours) - 1, "exception", kind, "" if isinstance(error, AssertionError) else str(error)
+        return number, "exception", kind, "" if isinstance(error, AssertionError) else str(error)
 
     def leave_context(self, manager: proxy.Proxy, error: BaseException | None) -> bool:
         """Ends a `with` block on a context manager of the candidate; whether it swallows the block's exception."""
@@ -433,13 +434,16 @@ class Link:
         for number, cls in self.exceptions.items():
             if cls is value:
                 return {"__ref__": number}
-        for number, known in enumerate(self.ours):
-            if known is value:
-                return {"__fn__": [number, *shared_objects.described(value)]}
         if isinstance(value, BaseException):
             return {"__fn__": self.share_error(value)}
-        self.ours.append(value)
-        return {"__fn__": [len(self.ours) - 1, *shared_objects.described(value)]}
+        return {"__fn__": [self.share(value), *shared_objects.described(value)]}
+
+    def share(self, value: object) -> int:
+        """The number by which the candidate may ask for an object of the tests."""
+        if id(value) not in self.our_numbers:
+            self.our_numbers[id(value)] = len(self.ours)
+            self.ours.append(value)
+        return self.our_numbers[id(value)]
 
     def resolve(self, tag: str, body: Any) -> object:
         try:

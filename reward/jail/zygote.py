@@ -40,6 +40,7 @@ del sys.path[0]
 STAGE = "/tmp"  # where the new root is put together; any directory that everyone can reach
 DEVICES = ("null", "full", "random", "urandom")
 MESSAGE_BYTES = 1 << 16
+CHANNEL_AT = confine.JOB_FDS.index(harness.CHANNEL_FD)
 FILES_SPACE = socket.CMSG_SPACE(4 * len(confine.JOB_FDS))
 MAX_STEPS = 256  # kept, one for each set of limits
 RESERVED_FDS = harness.LINK_FD + 2  # the job's files, and one that bubblewrap writes to
@@ -84,7 +85,7 @@ def main() -> None:
         ids = json.loads(control.recv(MESSAGE_BYTES))["ids"]
         pid = os.fork()
     except (OSError, ImportError, seccomp.UnsupportedArch) as error:
-        send(control, {"failed": str(error)})
+        send(control, failed(error))
         sys.exit(1)
     if pid:
         control.close()
@@ -94,7 +95,7 @@ def main() -> None:
         pid_namespace_fd = _become_zygote(settings, ids)
         zygote = Zygote(control, pid_namespace_fd, ids, virtual_bytes)
     except (OSError, seccomp.UnsupportedArch) as error:
-        send(control, {"failed": str(error)})
+        send(control, failed(error))
         os._exit(1)
     confine.confine_for_all()
     seccomp.Filter(seccomp.zygote_program(platform.machine())).install()
@@ -214,10 +215,16 @@ class Starter:
                 self.kill(pidfd)
 
     def _start(self, number: int, limits: bytes, fds: list[int]) -> None:
-        pid = self.spawn(limits, fds)
-        for fd in fds:
-            os.close(fd)
-        pidfd = os.pidfd_open(pid)
+        try:
+            pid = self.spawn(limits, fds)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:  # the host lacks something now
+            harness.write_frame(failed(error), fds[CHANNEL_AT])
+            self.control.send(EXIT.pack(number, 1, 0.0, 0))
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
         self.jobs[pidfd] = (number, pid)
         self.poll.register(pidfd, select.POLLIN)
 
@@ -251,10 +258,12 @@ class Zygote(Starter):
         steps = self.steps.get((limits, len(fds))) or self._steps(limits, len(fds))
         steps.aim(fds, uid)
         linux.unshare(linux.CLONE_NEWPID)
-        pid = linux.fork()
-        if pid == 0:
-            _run_job(steps)
-        linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
+        try:
+            pid = linux.fork()
+            if pid == 0:
+                _run_job(steps)
+        finally:
+            linux.setns(self.pid_namespace_fd, linux.CLONE_NEWPID)
         return pid
 
     def _steps(self, limits: bytes, files: int) -> confine.ForkSteps:
@@ -268,8 +277,8 @@ class Zygote(Starter):
 def _run_job(steps: confine.Steps) -> None:
     """The job's life after the fork: confine, say so, run. Never returns."""
     try:
-        if failed := steps.take():
-            harness.write_frame({"unconfined": failed})
+        if error := steps.take():
+            harness.write_frame(failed(error))
             os._exit(1)
         os.write(harness.CHANNEL_FD, CONFINED)
         harness.run(RUNNERS)
@@ -277,6 +286,11 @@ def _run_job(steps: confine.Steps) -> None:
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def failed(error: Exception) -> dict[str, Any]:
+    """A message to the judge: why a jail cannot be had."""
+    return {"failed": str(error), "errno": getattr(error, "errno", None)}
 
 
 def take_control(fd: str) -> socket.socket:

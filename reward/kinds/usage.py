@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reward.jail import codec
-from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, Limits, SandboxError, SandboxUnavailable
+from reward.jail.limits import OUTPUT_BYTES, Allowance, End, Ending, HostExhausted, Limits, SandboxError, SandboxUnavailable
 from reward.sandbox.job import Job
 from reward.sandbox.sandbox import Sandbox
 
@@ -137,6 +137,6 @@ def bad_end(end: End, allowance: Allowance, usage: Usage) -> str:
 
 
 def retry_or_raise(error: SandboxError, usage: Usage) -> None:
-    if isinstance(error, SandboxUnavailable) or usage.retries >= INFRASTRUCTURE_RETRIES:
+    if isinstance(error, SandboxUnavailable | HostExhausted) or usage.retries >= INFRASTRUCTURE_RETRIES:
         raise error
     usage.retries += 1

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from reward.jail.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, SandboxError, SandboxUnavailable
+from reward.jail.limits import OUTPUT_BYTES, Allowance, Cancelled, End, Ending, SandboxError
 
 START_S = 30.0  # deadline for confining a job, on a busy host
 EXIT_S = 10.0  # deadline for the report of a killed job; after it the zygote itself counts as dead
@@ -269,7 +269,8 @@ class Job:
         message = json.loads(self.take_frame() or b"{}")
         if "confined" not in message or not self._pid:
             self._finish(Ending.STOPPED)
-            raise SandboxUnavailable(f"a job could not be confined: {message.get('unconfined', 'no process id')}")
+            raise self._zygote.refusal("a job could not be confined", message)
+        self._zygote.has_worked = True
 
     def _frame_bytes(self) -> int:
         """The announced length of the next frame; 0 where none has begun."""

@@ -18,10 +18,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from reward import jail
-from reward.jail.limits import EXIT, NUMBER, Allowance, Limits, SandboxError, SandboxUnavailable, ZygoteLost
+from reward.jail.limits import (
+    EXIT,
+    NUMBER,
+    SHORTAGES,
+    Allowance,
+    HostExhausted,
+    Limits,
+    SandboxError,
+    SandboxUnavailable,
+    ZygoteLost,
+)
 from reward.sandbox.host import Settings, find_bubblewrap, jail_settings, map_ids, package_paths
 from reward.sandbox.job import EXIT_S, START_S, Exit, Job
 
@@ -44,6 +54,7 @@ class Sandbox:
         self.kind = self.settings.kind
         self.zygotes_started = 0
         self.jobs_started = 0
+        self.has_worked = False  # a job has been confined
         self.cancelled: Callable[[], bool] = _never  # asked while a job runs; may look at what another thread sets
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -60,11 +71,15 @@ class Sandbox:
 
     def start(self, limits: Limits, *, stdin: bytes = b"", link: socket.socket | None = None) -> Job:
         """A new job that waits for its program. `link` is one end of a pair of sockets, for two jobs that talk to each other.
-        Starts the zygote again if it was killed."""
+        Starts the zygote again if it was killed. Raises HostExhausted, after which the same may be tried again."""
         try:
             return self._start(limits, stdin, link)
         except ZygoteLost:
             return self._start(limits, stdin, link)
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            raise HostExhausted(f"no job can be started: {error}") from error
 
     def close(self) -> None:
         """Ends the zygote and with it every job."""
@@ -129,6 +144,14 @@ class Sandbox:
         if self._control is None:
             raise ZygoteLost("the sandbox is closed")
         return self._control
+
+    def refusal(self, what: str, message: dict[str, Any]) -> SandboxError:
+        """The error for the message of a jail that cannot be had. Where a job has run before, the host allows jails and only
+        lacks something now."""
+        reason = f"{what}: {message.get('failed', 'no reason is known')}"
+        if self.has_worked and message.get("errno") in SHORTAGES:
+            return HostExhausted(reason)
+        return SandboxUnavailable(f"{reason}. {ADVICE}")
 
     def _lost(self, error: OSError) -> ZygoteLost:
         self.close()
@@ -216,7 +239,7 @@ class Sandbox:
             raise SandboxError(f"the zygote was not {key} within {START_S:.0f} s: is this host overloaded?") from None
         message = json.loads(data) if data else {"failed": self._last_words()}
         if key not in message:
-            raise SandboxUnavailable(f"{REFUSED}: {message.get('failed')}. {ADVICE}")
+            raise self.refusal(REFUSED, message)
         return int(message[key])
 
     def _last_words(self) -> str:

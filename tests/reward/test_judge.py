@@ -1,5 +1,6 @@
 """A judge against a queue that lives in this process: what it takes, what it reports, how it ends."""
 
+import itertools
 import os
 import signal
 import threading
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.grade import Reward, grade, printable
-from reward.judge import Judge, JudgeError
+from reward.jail.limits import HostExhausted
+from reward.judge import SANDBOX_TRIES, Judge, JudgeError
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources
 from reward.task import Defaults
@@ -218,6 +220,22 @@ def test_a_fault_of_the_grader_costs_one_verdict_and_never_the_judge(error: Exce
     assert [queue.told[group].reward for group in range(6)] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
     assert type(error).__name__ in queue.told[2].reason and queue.told[2].reason.isprintable()
     assert running.judge.figures.counts()["grader failures"] == 2
+
+
+def test_host_without_room_for_a_job_makes_a_judge_wait_and_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = itertools.count()
+
+    def grade_when_there_is_room(reward: Reward, answer: Answer, resources: Resources) -> Verdict:
+        if next(failures) < 2 * SANDBOX_TRIES:
+            raise HostExhausted("no memory")
+        return grade(reward, answer, resources)
+
+    monkeypatch.setattr("reward.judge.grade", grade_when_there_is_room)
+    monkeypatch.setattr("reward.judge.EXHAUSTED_PAUSE_S", 0.01)
+    queue = Queue(work(0, RIGHT), work(1, WRONG))
+    with Running(judge_for(queue)):
+        wait_for(lambda: len(queue.told) == 2)
+    assert [queue.told[group].reward for group in range(2)] == [1.0, 0.0]
 
 
 @given(st.text(st.characters()))

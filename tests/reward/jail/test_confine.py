@@ -1,5 +1,6 @@
 """What is worked out before the fork, and what a job must not notice of it."""
 
+import errno
 import json
 
 from reward.jail import confine
@@ -26,13 +27,14 @@ def test_a_step_that_fails_is_named_and_ends_the_rest() -> None:
     steps = confine.Steps()
     steps.add("chdir", b"/nonexistent folder")
     steps.add("exit_group", 1)
-    assert steps.take() == "chdir: No such file or directory"
+    error = steps.take()
+    assert error is not None and error.strerror == "chdir: No such file or directory" and error.errno == errno.ENOENT
 
 
 def test_steps_without_a_failure_say_nothing() -> None:
     steps = confine.Steps()
     steps.add("getpid")
-    assert steps.take() == ""
+    assert steps.take() is None
 
 
 def test_a_job_notices_nothing_of_the_warm_up(sandbox: Sandbox) -> None:

@@ -7,8 +7,8 @@ from reward.task import parse_task
 from tests.reward.grading import grade
 
 
-def passes(sandbox: Sandbox, tests: str, code: str, entry_point: str = "f") -> bool:
-    task = parse_task({"kind": "asserts", "tests": [tests], "entry_point": entry_point})
+def passes(sandbox: Sandbox, tests: str, code: str, entry_point: str = "f", **limits: float) -> bool:
+    task = parse_task({"kind": "asserts", "tests": [tests], "entry_point": entry_point, **limits})
     return grade(task, f"```python\n{code}\n```", sandbox=sandbox).reward == 1.0
 
 
@@ -186,9 +186,39 @@ def test_a_call_that_returns_a_value_empties_no_container_of_the_tests(sandbox: 
 
 
 @pytest.mark.slow
-def test_tests_may_make_very_many_calls(sandbox: Sandbox) -> None:
+def test_nothing_but_cpu_time_bounds_how_many_calls_tests_make(sandbox: Sandbox) -> None:
     tests = "c = Cache()\nfor i in range(60_000):\n    c.put(i)\nassert c.last == 59_999"
-    assert passes(sandbox, tests, "class Cache:\n    def put(self, x): self.last = x", "Cache")
+    code = "class Cache:\n    def put(self, x): self.last = x"
+    assert passes(sandbox, tests, code, "Cache", cpu_limit_s=100.0)
+
+
+NODES = """
+class Node:
+    def __init__(self, x):
+        self.val, self.next = x, None
+def chain(n, back=None):
+    nodes = [Node(i) for i in range(n)]
+    for a, b in zip(nodes, nodes[1:]):
+        a.next = b
+    if back is not None:
+        nodes[-1].next = nodes[back]
+    return nodes[0]
+"""
+
+
+@pytest.mark.parametrize("is_same", ["slow is fast", "slow == fast", "id(slow) == id(fast)"])
+def test_object_of_the_tests_is_the_same_object_for_the_code_wherever_it_meets_it(sandbox: Sandbox, is_same: str) -> None:
+    tests = NODES + "assert f(chain(5, 2)) and f(chain(1, 0)) and not f(chain(5)) and not f(chain(1))"
+    code = (
+        "def f(head):\n    slow = fast = head\n    while fast and fast.next:\n        slow, fast = slow.next, fast.next.next\n"
+        f"        if {is_same}: return True\n    return False"
+    )
+    assert passes(sandbox, tests, code)
+
+
+def test_code_may_walk_over_many_objects_of_the_tests(sandbox: Sandbox) -> None:
+    code = "def f(head):\n    n = 0\n    while head: n, head = n + 1, head.next\n    return n"
+    assert passes(sandbox, NODES + "assert f(chain(20_000)) == 20_000", code, cpu_limit_s=100.0)
 
 
 def test_a_variable_that_is_used_again_for_a_number_has_no_operators_of_a_class(sandbox: Sandbox) -> None:

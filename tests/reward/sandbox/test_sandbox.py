@@ -234,6 +234,13 @@ def test_a_package_that_is_not_installed_is_refused() -> None:
         pass
 
 
+def test_host_that_lacks_something_for_a_while_is_told_from_one_that_forbids_jails() -> None:
+    program = Path(__file__).with_name("exhausted.py")
+    command = ["unshare", "--user", "--map-root-user", sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7", "exhausted", "7", "exhausted", "7"], done.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="this already runs as an ordinary user")
