@@ -61,17 +61,16 @@ class AssertsTask(CodeTask):
 def read_asserts_task(data: Mapping[str, Any], defaults: Defaults) -> AssertsTask:
     shared = read_shared(data, defaults, "entry_point")
     units = tuple(read_unit(test, f"task.tests[{index}]") for index, test in enumerate(data["tests"]))
-    entry_point = read_entry_point(data["entry_point"]) if data.get("entry_point") else ""
+    entry_point = read_entry_point(data["entry_point"], shared["setup"]) if data.get("entry_point") else ""
     called = ""
     if all(unit.claims for unit in units):
         called = claims.called((claim for unit in units for claim in unit.claims), entry_point, shared["setup"])
     try:
-        compile(shared["setup"], "setup.py", "exec", dont_inherit=True)
         taken = "" if called else _read_taken(shared["setup"], units, entry_point)  # claims rarely need it
     except TaskError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise TaskError(f"task.setup or task.tests: not Python: {error}") from None
+        raise TaskError(f"task.tests: not Python: {error}") from None
     return AssertsTask(tests=units, entry_point=entry_point, called=called, taken=taken, **shared)
 
 

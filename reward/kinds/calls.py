@@ -66,7 +66,7 @@ def read_calls_task(data: Mapping[str, Any], defaults: Defaults) -> CallsTask:
         raise TaskError(f"task.match: {match!r} is not known: use one of {', '.join(MATCHES)}")
     return CallsTask(
         tests=tuple(_read_test(test, f"task.tests[{index}]") for index, test in enumerate(data["tests"])),
-        entry_point=read_entry_point(data.get("entry_point")),
+        entry_point=read_entry_point(data.get("entry_point"), shared["setup"]),
         match=match,
         tolerance=read_tolerance(data),
         **shared,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from reward.kinds.extract import Extracted, extract
 from reward.kinds.fields import read_positive, read_text, refuse_unknown
+from reward.kinds.interface import defines
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import KNOWN, Tags
 from reward.kinds.usage import Usage
@@ -78,8 +79,10 @@ def read_shared(data: Mapping[str, Any], defaults: Defaults, *more_fields: str) 
     if not isinstance(data.get("tests"), list) or not data["tests"]:
         raise TaskError("task.tests: must be a list of at least one test: a problem without tests cannot be graded")
     setup = read_text(data.get("setup", ""), "task.setup")
-    if "\0" in setup:
-        raise TaskError("task.setup: must be Python code, but holds null bytes")
+    try:
+        compile(setup, "setup.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"task.setup: must be Python code: {error}") from None
     if (credit := data.get("credit", defaults.credit)) not in CREDITS:
         raise TaskError(f"task.credit: {credit!r} is not known: use one of {', '.join(CREDITS)}")
     cpu_limit_s = read_positive(data.get("cpu_limit_s", defaults.cpu_limit_s), "cpu_limit_s")
@@ -105,11 +108,13 @@ def read_tolerance(data: Mapping[str, Any]) -> float | None:
     return tolerance
 
 
-def read_entry_point(name: object) -> str:
-    """A function's name, or a method's as `Solution.solve` or `Solution().solve`."""
+def read_entry_point(name: object, setup: str) -> str:
+    """A function's name, or a method's as `Solution.solve` or `Solution().solve`. The setup must not define it."""
     name = name.replace("().", ".") if isinstance(name, str) else name
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
         raise TaskError(f"task.entry_point: {name!r} must name a function, or a method as in 'Solution.solve'")
+    if defines(setup, name):
+        raise TaskError(f"task.setup: it defines {name} itself, so an answer without code would pass: leave that out")
     return name
 
 

@@ -104,6 +104,12 @@ def _name_parameter(nodes: Nodes, entry_point: str) -> None:
                 node.id = entry_point if node.id == check.args.args[0].arg else node.id
 
 
+def defines(code: str, name: str) -> bool:
+    """Whether code binds a name, or the class of a method's name, among its globals."""
+    owner = name.partition(".")[0]
+    return owner in code and owner in _globals(code)[1]
+
+
 def _globals(code: str) -> tuple[set[str], set[str]]:
     """The global names that code uses, and those that it binds itself, at its top or as `global` in a function."""
     top = symtable.symtable(code, "tests.py", "exec")

@@ -40,6 +40,9 @@ class ZygoteLike(Protocol):
     """What a job asks of its `Sandbox`."""
 
     cancelled: Callable[[], bool]
+    has_worked: bool
+
+    def refusal(self, what: str, message: dict[str, Any]) -> SandboxError: ...
 
     def open_control(self) -> socket.socket: ...
 

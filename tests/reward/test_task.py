@@ -9,6 +9,7 @@ from reward.kinds.stdio import StdioTask
 from reward.task import Defaults, TaskError, parse_task
 
 CALLS = {"kind": "calls", "entry_point": "f", "tests": [{"args": [1], "expected": 1}]}
+ASSERTS = {"kind": "asserts", "tests": ["assert f(2) == 4"]}
 STDIO = {"kind": "stdio", "tests": [{"input": "1", "output": "1"}]}
 
 
@@ -62,6 +63,21 @@ def test_a_stdio_task_is_read() -> None:
         ({**CALLS, "setup": "x = '\ud83d'"}, "setup: holds half of a surrogate pair"),
         ({**CALLS, "setup": 3}, "setup"),
         ({**CALLS, "setup": "\0"}, "setup"),
+        ({**CALLS, "setup": "f = "}, "task.setup: must be Python code"),
+        ({**STDIO, "setup": "import"}, "task.setup: must be Python code"),
+        ({**CALLS, "entry_point": "f", "setup": "def f(x): return 4"}, "task.setup: it defines f itself"),
+        (
+            {"kind": "asserts", "tests": ["assert f(2) == 4"], "entry_point": "f", "setup": "def f(x): return 4"},
+            "task.setup: it defines f itself",
+        ),
+        (
+            {**CALLS, "entry_point": "f", "setup": "if 1:\n    from g import f\nelse:\n    f = 1"},
+            "it defines f itself",
+        ),
+        (
+            {**CALLS, "entry_point": "Solution.f", "setup": "class Solution:\n    def f(self): ..."},
+            "it defines Solution.f",
+        ),
         ({**CALLS, "match": "loosely"}, "match: 'loosely' is not known"),
         ({**CALLS, "cpu_limit_s": float("nan")}, "above 0"),
         ({**CALLS, "tests": [{"expected": {"__int__": "x"}}]}, "expected: bad __int__"),
