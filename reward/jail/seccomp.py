@@ -7,8 +7,8 @@ What is not listed fails with EPERM. Left out on purpose, each for a reason that
 - sockets other than an AF_UNIX pair (asyncio needs one), and sendmsg, which can carry open files;
 - memory that no limit counts: memfd, System V and POSIX shared memory, shared memory without a file, and sockets with larger
   buffers (setsockopt);
-- channels between jobs over shared read-only files: file locks, leases, inotify, and what tells or changes whether a page of a
-  file is in memory (mincore, preadv2, fadvise64).
+- channels between jobs over shared read-only files: file locks (`fcntl` says that one is taken, and takes none), leases, inotify,
+  and what tells or changes whether a page of a file is in memory (mincore, preadv2, fadvise64).
 
 Filters only add up, and installing a long one costs a job more than forking. So a zygote confines itself to what its jobs and
 itself need (`zygote_program`), once; each job inherits that and adds a short filter that takes away what only the zygote needs
@@ -63,6 +63,9 @@ _CHOSEN: dict[str, tuple[tuple[int, int], int, tuple[int, ...], int]] = {
     "prctl": ((157, 167), 0, (15, 16), errno.EPERM),  # PR_SET_NAME, PR_GET_NAME
     "socketpair": ((53, 199), 0, (1,), errno.EPERM),  # AF_UNIX
 }
+# Values of that argument for which the kernel does nothing and the caller hears of success. F_SETLK and F_SETLKW take locks that
+# another process can see, and that never keep out the process that has them: so a job, which is one process, misses nothing.
+_PRETENDED: dict[str, tuple[int, ...]] = {"fcntl": (6, 7)}
 # What a zygote needs to start a job and a job does not; `clone`, and `prctl` with any argument, besides.
 _ZYGOTES = """
     setsid 112 157, unshare 272 97, setns 308 268, mount 165 40, setresuid 117 147, setresgid 119 149, capset 126 91,
@@ -154,8 +157,12 @@ def _mmap(column: int) -> list[Instruction]:
 
 def _chosen(name: str, column: int) -> list[Instruction]:
     numbers, argument, values, otherwise = _CHOSEN[name]
-    tests: list[Instruction] = [(_JEQ_K, len(values) - i, 0, value) for i, value in enumerate(values)]
-    body = [_load(_OFFSET_ARGS + 8 * argument), *tests, _ret(_RET_ERRNO | otherwise), _ret(_RET_ALLOW)]
+    pretended = _PRETENDED.get(name, ())
+    to_allow, to_pretend = len(values) + len(pretended) + 1, len(pretended)
+    tests: list[Instruction] = [(_JEQ_K, to_allow - i, 0, value) for i, value in enumerate(values)]
+    tests += [(_JEQ_K, to_pretend - i, 0, value) for i, value in enumerate(pretended)]
+    ends = [_ret(_RET_ERRNO | otherwise), _ret(_RET_ERRNO), _ret(_RET_ALLOW)]
+    body = [_load(_OFFSET_ARGS + 8 * argument), *tests, *ends]
     return _when(numbers[column], body)
 
 

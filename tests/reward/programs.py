@@ -53,6 +53,10 @@ HONEST_STDIO = {
     "temporary file": "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n    f.write(input())\n    f.seek(0)\n"
     "    print(sum(map(int, f.read().split())))",
     "sqlite in memory": "import sqlite3\nc = sqlite3.connect(':memory:')\nprint(c.execute('select ? + ?', tuple(map(int, input().split()))).fetchone()[0])",
+    "sqlite in a file": "import sqlite3\nfor _ in 1, 2:\n    c = sqlite3.connect('x.db')\n    c.execute('create table if not exists t (a)')\n"
+    "    c.commit()\nc.executemany('insert into t values (?)', [(int(n),) for n in input().split()])\nc.commit()\nc.close()\n"
+    "print(sqlite3.connect('x.db').execute('select sum(a) from t').fetchone()[0])",
+    "file lock": "import fcntl\nwith open('x', 'w') as f:\n    fcntl.lockf(f, fcntl.LOCK_EX)\n    print(sum(map(int, input().split())))\n    fcntl.lockf(f, fcntl.LOCK_UN)",
     "lazy imports": "import xml.etree.ElementTree, email.message, http.client, zoneinfo, doctest\nprint(sum(map(int, input().split())))",
     "decimal": "from decimal import Decimal\nprint(sum(map(Decimal, input().split())))",
     "replaced print": "import builtins\np = print\ndef loud(*a): p(*a, flush=True)\nbuiltins.print = loud\nprint(sum(map(int, input().split())))",
@@ -398,7 +402,7 @@ HOSTILE = {
         f"try:\n    s, h = resource.getrlimit(resource.{n})\n    resource.setrlimit(resource.{n}, (h + 1, h + 1))\n    print('BREACH')\nexcept (OSError, ValueError, OverflowError): pass"
         for n in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE")
     ),
-    "file locks": "import fcntl, os\nf = open(os.__file__)\n" + _tries("fcntl.flock(f, fcntl.LOCK_SH)", "fcntl.lockf(f, fcntl.LOCK_SH)", "fcntl.fcntl(f, 1024, 0)", "fcntl.fcntl(f, 1026, 1)"),
+    "file locks": "import fcntl, os\nf = open(os.__file__)\n" + _tries("fcntl.flock(f, fcntl.LOCK_SH)", "fcntl.fcntl(f, 37, bytes(32))", "fcntl.fcntl(f, 1024, 0)", "fcntl.fcntl(f, 1026, 1)"),
     "inotify and fanotify": _syscalls("253", "294, 0", "300, 0, 0"),
     "terminal injection": "import fcntl\nfor fd in range(4):\n    try: fcntl.ioctl(fd, 0x5412, b'x'); print('BREACH')\n    except OSError: pass",
     "files by handle": _syscalls("303, -100, b'/tmp', ctypes.create_string_buffer(200), ctypes.create_string_buffer(8), 0", "304, 3, ctypes.create_string_buffer(200), 0"),

@@ -76,6 +76,16 @@ def test_listed_calls_pass_and_the_others_do_not(machine: str) -> None:
         assert run(machine, number) == (ALLOW if number in allowed else EPERM), number
 
 
+@pytest.mark.parametrize("machine", ARCH)
+def test_record_locks_seem_to_be_taken_and_reach_no_other_job(machine: str) -> None:
+    fcntl = seccomp.numbers(machine)["fcntl"]
+    succeeds_without_the_kernel = 0x00050000
+    for command in (6, 7):  # F_SETLK, F_SETLKW
+        assert run(machine, fcntl, 3, command) == succeeds_without_the_kernel
+    for command in (5, 36, 37, 38, 1024, 1026, 1033):  # F_GETLK, F_OFD_*, F_SETLEASE, F_NOTIFY, F_ADD_SEALS
+        assert run(machine, fcntl, 3, command) == EPERM
+
+
 def test_threads_may_be_made_and_processes_may_not() -> None:
     pthread_flags, fork_flags, new_user = 0x3D0F00, 17, 0x10000000
     assert run("x86_64", 56, pthread_flags) == ALLOW
@@ -102,7 +112,7 @@ def test_another_architecture_is_killed_and_x32_refused() -> None:
 
 @pytest.mark.parametrize(
     ("number", "argument", "value", "result"),
-    [(72, 1, 3, ALLOW), (72, 1, 6, EPERM), (53, 0, 1, ALLOW), (53, 0, 2, EPERM), (16, 1, 0x5412, 0x50000 | errno.ENOTTY)],
+    [(72, 1, 3, ALLOW), (72, 1, 1024, EPERM), (53, 0, 1, ALLOW), (53, 0, 2, EPERM), (16, 1, 0x5412, 0x50000 | errno.ENOTTY)],
 )
 def test_some_calls_depend_on_an_argument(number: int, argument: int, value: int, result: int) -> None:
     assert run("x86_64", number, *([0] * argument), value) == result
