@@ -81,7 +81,7 @@ def test_a_written_folder_loads_in_sglang_and_answers_as_transformers_does(tmp_p
     engine = Engine(
         EngineSettings(
             model=target, load_format="auto", port=free_port(), log_file=tmp_path / "engine.log", device="cpu", dtype="float32",
-            api_key="secret", max_total_tokens=2048, max_running_requests=4,
+            api_key="secret", max_total_tokens=2048, max_running_requests=4, weight_version=0,
         )
     )  # fmt: skip
     try:
