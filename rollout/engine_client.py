@@ -226,7 +226,8 @@ class EngineClient:
         """Takes part in one broadcast from rank 0: the tensors' bytes in this order, gapless, as one uint8 array.
 
         Names are Hugging Face's, dtypes torch's (`float32`). The server ignores an unknown name without an error; a
-        wrong shape fails and leaves the weights half updated. So the first push must be verified.
+        wrong shape fails and leaves the weights half updated. On a GPU it answers before the bytes have arrived. Only `checksum`
+        tells what it holds.
         """
         request = {
             "names": list(names),

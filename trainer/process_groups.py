@@ -10,6 +10,7 @@ import os
 import socket
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -136,10 +137,10 @@ def gather_texts(text: str, *, device: torch.device, group: ProcessGroup | None 
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(raw)], device=device), group=group)
     padded = torch.zeros(max(1, *(int(size) for size in sizes)), dtype=torch.uint8, device=device)
-    padded[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8, device=device)
+    padded[: len(raw)] = torch.from_numpy(np.frombuffer(bytearray(raw), dtype=np.uint8))
     texts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(texts, padded, group=group)
-    return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
+    return [text[: int(size)].cpu().numpy().tobytes().decode() for text, size in zip(texts, sizes, strict=True)]
 
 
 def address() -> str:

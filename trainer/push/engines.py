@@ -1,10 +1,15 @@
 """Drives the engines' side of a push from rank 0: one conversation per engine, all at the same time, in a thread of its own.
 
+An engine's answer to a bucket does not say that the bucket has arrived: on a GPU it comes when the broadcast is enqueued. So each
+engine is asked for the checksums of its weights, for which it waits until they are there. Only an engine whose weights have
+exactly the checksums of the trainer's ends the update and holds the version.
+
 When one engine fails, its weight group breaks for all. So an engine whose call fails leaves its groups at once, which frees the
 engines that wait for it. It then takes part in the next attempt with the others, which sends everything again and so completes
 an engine that the broken attempt left half updated. Only these engines are lost:
 
     an engine that does not even answer that it has left its groups;
+    an engine that holds other weights than the trainer sent;
     if all answer: the engine that refused first, because it broke the group.
 """
 
@@ -18,12 +23,14 @@ from rollout.engine_client import EngineCallError, EngineClient, EngineError, En
 from rollout.ledger.records import EngineInfo
 from trainer.megatron.hf_weights import HfTensor
 from trainer.push import weight_group
+from trainer.push.broadcasts import LAST_CALL_S
 
-LAST_CALL_S = 1.0  # the time for a call when the deadline has passed
 LEAVE_SHARE = 1 / 4  # the share of the remaining time in which an engine must answer that it has left its groups
 
 Bucket = tuple[HfTensor, ...]
 LeftS = Callable[[], float]
+Checksums = list[dict[str, str]]
+"""The checksums of the parameters that each tensor-parallel rank of an engine holds, by name, [tp]."""
 T = TypeVar("T")
 
 
@@ -55,7 +62,7 @@ class Engines:
         self._ends_s = self._attempt_ends_s = ends_s
         self._fleet = EngineFleet([EngineClient(e.url, api_key=api_key) for e in engines])
         self._groups: Sequence[WeightGroup] = ()
-        self._receiving: dict[str, Future[EngineCallError | None]] = {}
+        self._receiving: dict[str, Future[Checksums | EngineCallError | None]] = {}
         self._failing_order: list[str] = []  # urls, in the order in which their conversations failed
         self._retrying: dict[str, EngineCallError] = {}  # by url: they take part in the next attempt
         self.failed: dict[str, str] = {}  # id of a lost engine -> what went wrong
@@ -78,7 +85,6 @@ class Engines:
         join: bool,
         groups: Sequence[WeightGroup],
         plan: Sequence[Sequence[Bucket]],
-        version: int,
         ends_s: float,
     ) -> None:
         """Begins an attempt. leave: names of groups in which engines still are since an earlier push; ends_s: its deadline."""
@@ -88,28 +94,35 @@ class Engines:
             offsets[engine.url.rstrip("/")] = offset
             offset += engine.tp
 
-        async def conversation(client: EngineClient) -> EngineCallError | None:
-            """None: the engine holds the version. An error: it has left its groups and can try again. Raises if it is lost."""
+        async def conversation(client: EngineClient) -> Checksums | EngineCallError | None:
+            """The checksums of what the engine holds now; None if it takes no part.
+
+            An error: it has left its groups and can try again. Raises if it is lost.
+            """
             if client.url not in offsets:
                 return None
             try:
                 await _leave(client, leave, self._attempt_left_s())
                 if join:
                     await _join(client, groups, offsets[client.url], self._attempt_left_s)
-                await _receive(client, groups, plan, version, self._attempt_left_s)
+                return await _receive(client, groups, plan, self._attempt_left_s)
             except EngineCallError as error:
                 self._failing_order.append(client.url)
                 if await _leave(client, [g.name for g in groups], LEAVE_SHARE * self._left_s()):
                     return error
                 raise
-            return None
 
         self._receiving = self._fleet.submit(conversation)
 
-    def finish_receiving(self, *, sent: bool) -> AttemptResult:
-        """sent: whether the ranks of the trainer could send everything."""
+    def finish_receiving(self, version: int, expected: Checksums, *, sent: bool) -> AttemptResult:
+        """Gives `version` to the engines whose weights have the `expected` checksums.
+
+        sent: whether the ranks of the trainer could send everything.
+        """
         lost = len(self.failed)
-        self._retrying = {url: error for url, error in self._results(self._receiving).items() if error is not None}
+        answers = self._results(self._receiving)
+        self._retrying = {url: answer for url, answer in answers.items() if isinstance(answer, EngineCallError)}
+        self._complete({url: answer for url, answer in answers.items() if isinstance(answer, list)}, expected, version)
         if sent and not self._retrying and len(self.failed) == lost:
             return AttemptResult(broken=False, waiting=())
         if len(self.failed) == lost:
@@ -125,19 +138,18 @@ class Engines:
         for url, error in self._retrying.items():
             self._lose(url, error)
 
-    def compare(self, expected: Sequence[Mapping[str, str]], engines: Sequence[EngineInfo]) -> None:
-        """Loses each of `engines` whose weights do not have exactly these checksums, [tp]."""
-        ids = {e.id for e in engines}
+    def _complete(self, held: Mapping[str, Checksums], expected: Checksums, version: int) -> None:
+        """Ends the update of each engine that holds what was sent; loses the others. held: by url."""
+        for url, ranks in held.items():
+            if wrong := _different(expected, ranks):
+                self._lose(url, EngineError(f"engine {url} holds other weights than were pushed: {', '.join(wrong[:5])}"))
 
-        async def check(client: EngineClient) -> None:
-            if self._by_url[client.url].id not in ids:
-                return
-            held = await client.checksum(deadline_s=self._left_s())
-            for rank, (ours, theirs) in enumerate(zip(expected, held, strict=True)):
-                if wrong := [name for name, value in ours.items() if theirs.get(name) != value]:
-                    raise EngineError(f"engine {client.url}, rank {rank}: other weights than were pushed: {', '.join(wrong[:5])}")
+        async def end(client: EngineClient) -> None:
+            if client.url in held:
+                await client.end_weight_update(version, deadline_s=self._attempt_left_s())
+                await client.continue_(deadline_s=self._attempt_left_s())
 
-        self._results(self._fleet.submit(check))
+        self._results(self._fleet.submit(end))
 
     def _left_s(self) -> float:
         return max(self._ends_s - time.monotonic(), LAST_CALL_S)
@@ -157,6 +169,16 @@ class Engines:
     def _lose(self, url: str, error: EngineError) -> None:
         self.failed[self._by_url[url].id] = str(error)
         self._fleet.remove(url)
+
+
+def _different(expected: Checksums, held: Checksums) -> list[str]:
+    """The parameters that have another checksum than the trainer's."""
+    return [
+        f"{name} on rank {rank}"
+        for rank, ours in enumerate(expected)
+        for name, value in ours.items()
+        if len(held) != len(expected) or held[rank].get(name) != value
+    ]
 
 
 async def _pause(client: EngineClient, left_s: LeftS) -> None:
@@ -189,8 +211,8 @@ async def _join(client: EngineClient, groups: Sequence[WeightGroup], rank_offset
 
 
 async def _receive(
-    client: EngineClient, groups: Sequence[WeightGroup], plan: Sequence[Sequence[Bucket]], version: int, left_s: LeftS
-) -> None:
+    client: EngineClient, groups: Sequence[WeightGroup], plan: Sequence[Sequence[Bucket]], left_s: LeftS
+) -> Checksums:
     await client.begin_weight_update(deadline_s=left_s())
     for group, buckets in zip(groups, plan, strict=True):
         for bucket in buckets:
@@ -201,5 +223,4 @@ async def _receive(
                 group_name=group.name,
                 deadline_s=left_s(),
             )
-    await client.end_weight_update(version, deadline_s=left_s())
-    await client.continue_(deadline_s=left_s())
+    return await client.checksum(deadline_s=left_s())

@@ -3,8 +3,10 @@
 The source rank of each stage (TP 0, DP 0) gathers the tensors of its stage bucket by bucket and broadcasts each bucket to every
 engine rank. Meanwhile rank 0 tells the engines to receive them, in one conversation per engine (`trainer/push/engines.py`):
 
-    engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ end(version) · continue
+    engine      pause · flush │ begin ─ receive(stage 0, bucket 0) … receive(stage n, bucket m) ─ checksums ─ end · continue
     source s                  │         broadcast(bucket 0) … broadcast(bucket m), the next one gathered meanwhile
+
+The source also computes which checksums an engine with exactly these weights has. An engine with others is lost.
 
 One deadline holds for the whole push. If an engine breaks the groups, the part to the right of the line is repeated without it,
 for the engines that do not hold the version yet. A lost engine does not hold the version: the report names it, its worker starts
@@ -15,11 +17,11 @@ import json
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from itertools import chain, islice
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -32,11 +34,11 @@ from trainer.megatron import hf_weights
 from trainer.megatron.hf_weights import HfTensor
 from trainer.megatron.policy import Policy
 from trainer.push import weight_group
-from trainer.push.engines import LAST_CALL_S, AttemptResult, Bucket, Engines, WeightGroup
+from trainer.push.broadcasts import LAST_CALL_S, Broadcasts, in_time
+from trainer.push.engines import AttemptResult, Bucket, Checksums, Engines, WeightGroup
 from trainer.ranks import Control
 
 log = logging.getLogger("trainer")
-T = TypeVar("T")
 GENERATIONS = 8
 """A group made again listens on another port, since the last one may still be closing; after these the first is reused."""
 
@@ -103,7 +105,6 @@ class Pusher:
         # An engine may still be in groups of an earlier trainer process, so a name is never used twice.
         self._life = control.share(str, lambda: secrets.token_hex(4))
         self._generation = 0
-        self._verified: set[str] = set()  # ids of the engines whose first push was compared
 
     def push(self, version: int) -> PushReport:
         """Sends `version` to every registered engine. An engine that fails does not raise an error: the report names it."""
@@ -120,9 +121,7 @@ class Pusher:
                 attempt_s = left_s / 2 if attempt < ATTEMPTS else left_s
                 waiting = self._attempt(engines, waiting, version, time.monotonic() + attempt_s)
             engines.give_up()
-            failed = self._failed(engines)
-            self._verify(engines, [e for e in present if e.id not in failed])
-            failed = self._failed(engines)
+            failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
         end = time.perf_counter()
         return PushReport(
             version=version,
@@ -136,19 +135,14 @@ class Pusher:
     def _attempt(self, engines: Engines, receivers: Sequence[EngineInfo], version: int, ends_s: float) -> Sequence[EngineInfo]:
         """Sends everything to the receivers; returns those that take part in the next attempt."""
         leave, join = self._regroup(receivers)
-        engines.start_receiving(receivers, leave, join, self._groups, self._plan, version, ends_s)
-        sent = self._control.agree(self._send(join, ends_s))
+        engines.start_receiving(receivers, leave, join, self._groups, self._plan, ends_s)
+        sent, expected = _all_stages(self._control.gather(json.dumps(self._send(join, receivers[0].tp, ends_s))))
         if not sent:
             self._forget_groups()  # this frees the engines that still wait for a bucket
-        end: AttemptResult = self._control.share(AttemptResult, lambda: engines.finish_receiving(sent=sent))
+        end: AttemptResult = self._control.share(AttemptResult, lambda: engines.finish_receiving(version, expected, sent=sent))
         if end.broken:
             self._forget_groups()
         return end.waiting
-
-    def _failed(self, engines: Engines) -> Mapping[str, str]:
-        """The lost engines by id, on every rank."""
-        failed: Mapping[str, str] = self._control.share(Mapping[str, str], lambda: engines.failed)
-        return failed
 
     def _registered(self) -> Sequence[EngineInfo]:
         assert self._queue is not None
@@ -180,28 +174,36 @@ class Pusher:
     def _forget_groups(self) -> None:
         if self._mine is not None:
             try:
-                self._within(partial(weight_group.destroy, self._mine), LAST_CALL_S)
+                in_time(partial(weight_group.destroy, self._mine), time.monotonic(), self._policy.mesh.device)
             except weight_group.WeightGroupError as error:  # a call of it never returned, and still holds it
                 log.warning("push: the weight group could not be left: %s", error)
         self._mine, self._groups, self._members = None, [], []
 
-    def _send(self, join: bool, ends_s: float) -> bool:
-        """This rank's part of the broadcasts. False if the group broke because some engine is gone."""
-        mesh = self._policy.mesh
-        if not mesh.is_weight_replica_zero:
-            return True
+    def _send(self, join: bool, engine_tp: int, ends_s: float) -> tuple[bool, Checksums]:
+        """This rank's part of the broadcasts. False if the group broke because some engine is gone.
+
+        Returns also what each rank of an engine must hold of this stage. It is computed while a bucket is under way.
+        """
+        mesh, shape = self._policy.mesh, self._policy.shape
         if mesh.is_weight_source and join:
             self._mine = self._joined(self._groups[mesh.stage], ends_s)
-        broken = mesh.is_weight_source and self._mine is None
-        broadcast: dist.Work | None = None
-        # All buckets are gathered even if the group is broken, because the ranks of the stage gather in lock-step.
-        for bucket in self._flat_buckets():
-            broken = broken or not self._arrived(broadcast, ends_s)
-            broadcast = None
-            if bucket is not None and not broken:
-                broadcast = self._broadcast(bucket, ends_s)
-                broken = broadcast is None
-        return self._arrived(broadcast, ends_s) and not broken
+        broadcasts = Broadcasts(self._mine, mesh.device, ends_s)
+        sent = self._sent_tensors(broadcasts) if mesh.is_weight_replica_zero else ()
+        device: Literal["cpu", "cuda"] = "cuda" if mesh.device.type == "cuda" else "cpu"
+        checksums = weight_group.expected_checksums(sent, tp=engine_tp, kv_heads=shape.kv_heads, engine_device=device)
+        return not mesh.is_weight_source or broadcasts.finish(), checksums
+
+    def _sent_tensors(self, broadcasts: Broadcasts) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of this rank's stage, each one as its bucket has been sent. On ranks other than the source there are none.
+
+        All buckets are gathered even if the group is broken, because the ranks of the stage gather in lock-step.
+        """
+        tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.shape, self._policy.mesh)
+        for bucket in self._plan[self._policy.mesh.stage]:
+            values = [(name, value) for name, value in islice(tensors, len(bucket)) if value is not None]
+            if self._policy.mesh.is_weight_source:
+                broadcasts.send(weight_group.pack([value for _, value in values]))
+            yield from values
 
     def _joined(self, group: WeightGroup, ends_s: float) -> dist.ProcessGroup | None:
         """The stage's group, once all engines are in it; None if some engine did not come."""
@@ -217,65 +219,13 @@ class Pusher:
             backend=group.backend,
         )
         try:
-            return self._within(join, left_s)
+            return in_time(join, ends_s, self._policy.mesh.device)
         except weight_group.WeightGroupError as error:
             log.warning("push: %s: %s", group.name, error)
             return None
 
-    def _broadcast(self, bucket: Tensor, ends_s: float) -> dist.Work | None:
-        """Begins to send a bucket to the engines; None if the group is broken."""
-        group, left_s = self._mine, ends_s - time.monotonic()
-        assert group is not None
-        try:
-            weight_group.limit(group, left_s)
-            return self._within(partial(dist.broadcast, bucket, group_src=0, group=group, async_op=True), left_s)
-        except RuntimeError as error:  # gloo's and NCCL's
-            log.warning("push: a broadcast failed: %s", error)
-            return None
 
-    def _arrived(self, broadcast: dist.Work | None, ends_s: float) -> bool:
-        """Waits for a broadcast; False if the group broke meanwhile, because some engine is gone."""
-        if broadcast is None:
-            return True
-        try:
-            self._within(broadcast.wait, ends_s - time.monotonic())
-        except RuntimeError as error:  # gloo's and NCCL's
-            log.warning("push: a broadcast failed: %s", error)
-            return False
-        return True
-
-    def _within(self, call: Callable[[], T], timeout_s: float) -> T:
-        """A little longer than torch's own timeout, which frees the engines as well."""
-        return weight_group.within(call, max(timeout_s, LAST_CALL_S) + LAST_CALL_S, self._policy.mesh.device)
-
-    def _verify(self, engines: Engines, present: Sequence[EngineInfo]) -> None:
-        """After the first push to an engine its checksums must equal those of the trainer's weights, or it is lost."""
-        fresh = [e for e in present if e.id not in self._verified]
-        if not fresh:
-            return
-        mine = ""
-        mesh, shape = self._policy.mesh, self._policy.shape
-        if mesh.is_weight_replica_zero:
-            tensors = hf_weights.hf_tensors(self._policy.chunks, shape, mesh)
-            if mesh.is_weight_source:
-                device: Literal["cpu", "cuda"] = "cuda" if mesh.device.type == "cuda" else "cpu"
-                values = ((name, value) for name, value in tensors if value is not None)
-                mine = json.dumps(
-                    weight_group.expected_checksums(values, tp=fresh[0].tp, kv_heads=shape.kv_heads, engine_device=device)
-                )
-            else:
-                deque(tensors, maxlen=0)  # takes part in gathering
-        stages = [json.loads(text) for text in self._control.gather(mine) if text]
-        expected = [{k: v for stage in stages for k, v in stage[rank].items()} for rank in range(fresh[0].tp)]
-        engines.compare(expected, fresh)
-        self._verified |= {e.id for e in fresh}
-
-    def _flat_buckets(self) -> Iterator[Tensor | None]:
-        """Each bucket of this rank's stage: bytes u8 [n] on the source, None on the ranks that only take part in gathering."""
-        tensors = hf_weights.hf_tensors(self._policy.chunks, self._policy.shape, self._policy.mesh)
-        for bucket in self._plan[self._policy.mesh.stage]:
-            values = [next(tensors)[1] for _ in bucket]
-            if self._policy.mesh.is_weight_source:
-                yield weight_group.pack([v for v in values if v is not None])
-            else:
-                yield None
+def _all_stages(parts: Sequence[str]) -> tuple[bool, Checksums]:
+    """Whether all ranks could send, and the checksums of the whole model, from what `_send` returned on each rank."""
+    sent, stages = zip(*map(json.loads, parts), strict=True)
+    return all(sent), [dict(chain.from_iterable(map(dict.items, rank))) for rank in zip(*stages, strict=True)]

@@ -25,6 +25,8 @@ from trainer.push.push import PushReport
 ENGINES = 4
 BROKEN = 2  # the engine that breaks, in the second push
 PUSH_S, SHORT_PUSH_S = 16.0, 4.0
+LATE_S = 1.0
+NOT_THERE = (LATE, NEVER) = ("acknowledges at once, loads later", "acknowledges, never loads")
 OLD_GROUP, NEW_GROUP = "old group", "new group"  # whether the engines of the second push were in the groups already
 
 
@@ -42,13 +44,19 @@ class BreakingEngine(FakeEngine):
         return await self._break_at("begin") or await super()._begin(http)
 
     async def _receive(self, http: web.Request) -> web.Response:
-        return await self._break_at("receive") or await super()._receive(http)
+        held = dict(self.weights)
+        response = await self._break_at("receive") or await super()._receive(http)
+        if self._how in NOT_THERE and self.version != "-1":
+            received, self.weights = self.weights, held
+            if self._how == LATE:
+                asyncio.get_running_loop().call_later(LATE_S, self.weights.update, received)
+        return response
 
     async def _end(self, http: web.Request) -> web.Response:
         return await self._break_at("end") or await super()._end(http)
 
     async def _break_at(self, path: str) -> web.Response | None:
-        if path != self._path or self.version == "-1":
+        if path != self._path or self._how in NOT_THERE or self.version == "-1":
             return None
         self._left -= 1
         if self._left > 0:
@@ -147,9 +155,11 @@ async def checksums(engines: list[EngineInfo]) -> list[dict[str, str]]:
         ("killed", "receive", 2, OLD_GROUP),
         ("killed", "receive", 1, NEW_GROUP),
         ("refuses", "receive", 3, OLD_GROUP),
+        (LATE, "receive", 1, OLD_GROUP),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                (NEVER, "receive", 1, OLD_GROUP),
                 ("killed", "begin", 1, OLD_GROUP),
                 ("killed", "end", 1, OLD_GROUP),
                 ("killed", "join", 1, NEW_GROUP),
