@@ -232,6 +232,7 @@ class AlgoConfig:
             "engine": "on an SGLang server of its own, which the run starts: any model with the same tokenizer",
         },
     )
+    teacher_tp: int = number(1, "Tensor-parallel ranks (GPUs) of the teacher's server, with teacher_on=engine", at_least=1)
     reward_weight: float = number(
         1.0, "Factor of the advantage from rewards beside a teacher. 0: rewards are only logged (pure distillation)", at_least=0
     )
@@ -378,6 +379,12 @@ class RewardConfig:
         default_factory=dict,
         metadata={RULE: Rule(meaning="Parts that every reward gets beside its task, by name, as {short: {kind: length, …}}")},
     )
+    judge_model: str = text(
+        "",
+        "Hugging Face folder of a model that the run serves on an SGLang server of its own. Tasks of the kind `judge` without a "
+        '`url` ask it. "": none',
+    )
+    judge_model_tp: int = number(1, "Tensor-parallel ranks (GPUs) of the judge model's server", at_least=1)
     packages: list[str] = texts("Installed packages that completions may import beside the standard library, such as numpy")
     truncated_reward: float = number(
         0.0, "Reward of a completion that reached rollout.max_completion_tokens", at_least=-1000, at_most=1000

@@ -2,8 +2,9 @@
 
     python -m reward --run outputs/x --queue tcp://host:port [--slots N] [--name judge-0]
 
-Keeps `reward.slots` sandboxes warm (0: one per core) and grades until the run is over or SIGTERM arrives: then it ends with 0.
-It ends with 1 when it cannot go on, and with CANNOT_START when a restart would not help. The reason is on standard error.
+Grades `reward.slots` completions at once (0: one per core) until the run is over or SIGTERM arrives: then it ends with 0. It ends
+with 1 when it cannot go on, and with CANNOT_START when a restart would not help. The reason is on standard error. Sandboxes start
+when a task first needs them.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from conf.compose.model_description import description_of
 from conf.schema import ConfigError
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
+from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
+from reward.readers.run_problems import grades_code
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import defaults_of
@@ -28,6 +31,7 @@ from rollout.prompts.decoder import decoder
 from rollout.prompts.problems import ProblemError
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
+from rollout.servers import JUDGE_MODEL, address_file
 
 log = logging.getLogger("reward")
 
@@ -37,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
-        with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
-            pass
+        if grades_code(config):
+            with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
+                pass
         decode_tokens = decoder(str(description_of(config, arguments.run)), arguments.run / "prompts")
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
         holder = f"{arguments.name}-{secrets.token_hex(4)}"  # new at each start, so that the leases of a dead judge lapse
@@ -47,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             defaults=defaults_of(config),
             packages=config.reward.packages,
             functions=FunctionPool(arguments.run, slots, config.reward.function_memory_mb),
+            judge_model=OwnServer(address=address_file(arguments.run, JUDGE_MODEL).read_text, api_key=keys.engine_api_key),
             slots=slots,
             connect=lambda thread: QueueClient(
                 arguments.queue, keys, f"{holder}/{thread}", min(10.0, config.rollout.lease_s), decode_tokens

@@ -31,6 +31,10 @@ class Reward:
     parts: Sequence[Part]
     truncated_reward: float = 0.0  # what a part gives for a truncated completion that it does not grade
 
+    @property
+    def grades_code(self) -> bool:
+        return any(part.task.grades_code for part in self.parts)
+
     def ungraded(self, reason: str, *, wall_s: float) -> Verdict:
         """The verdict where the grader failed. It has the same figures as any other, all of them 0."""
         verdicts = [Verdict(reward=0.0, parts=part.task.figures) for part in self.parts]

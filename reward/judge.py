@@ -24,6 +24,7 @@ from typing import Protocol
 from reward.grade import Reward, grade, printable
 from reward.jail.limits import Cancelled, HostExhausted, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
+from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
 from reward.resources import Lent, Sandboxes, Slots
@@ -82,6 +83,7 @@ class Judge:
         defaults: Defaults,
         packages: Sequence[str],
         functions: FunctionPool,
+        judge_model: OwnServer | None = None,
         slots: int,
         connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
         lease_s: float,
@@ -93,7 +95,7 @@ class Judge:
         self._slots = Slots(slots, MOST_WAITING)
         self._functions = functions
         self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
-        self._services = Services()
+        self._services = Services(judge_model)
         self._connect = connect
         self._lease_s = lease_s
         self._stall_s = stall_s

@@ -1,11 +1,12 @@
-"""What a judge asks of services outside of the run: requests by HTTP, batched, and repeated until there is an answer.
+"""What a judge asks of services: requests by HTTP, batched, and repeated until there is an answer.
 
     services = Services()
     score = services.ask(Endpoint(url="http://127.0.0.1:9000/score", batch=16), item, read, cancelled)
 
 A service that cannot be reached, answers too late, or answers with an HTTP error is asked again for as long as it takes: no
 completion gets a reward of 0 because a service is down. The log says so every SAY_S seconds. After TRIES failures of its own an
-item is given up (`ContractError`): answers that `read` refuses, or failures of any kind while the service answers others.
+item is given up (`ContractError`): answers that `read` refuses, or failed requests while the service answers others. If nobody
+else asks, the service is asked again about an item that it has answered before.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from reward.jail.limits import Cancelled
-from reward.kinds.endpoint import ContractError, Endpoint
+from reward.kinds.endpoint import ContractError, Endpoint, OwnServer
 
 log = logging.getLogger("reward")
 
@@ -61,13 +62,14 @@ class Item:
     answer: asyncio.Future[Any]
     alone: bool = False  # it is sent in a request of its own, since a request with it has failed
     failures: int = 0  # that are its own
-    answered_before: int | None = None  # how many items the service had answered when this one failed first
+    answered_before: int | None = None  # how many items the service had answered when this one failed the last time
 
 
 class Services:
     """The connections of a judge. One thread drives them; it starts with the first question. Any thread may ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnServer | None = None) -> None:
+        self._own = own
         self._lock = threading.Lock()  # guards the start of the thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -102,7 +104,7 @@ class Services:
 
     async def _ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Read[T]) -> T:
         if endpoint not in self._services:
-            self._services[endpoint] = Service(endpoint)
+            self._services[endpoint] = Service(endpoint, self._own)
         return await self._services[endpoint].ask(data, read)
 
     async def _close(self) -> None:
@@ -112,15 +114,16 @@ class Services:
 class Service:
     """One endpoint. It lives in the thread of `Services`."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, own: OwnServer | None) -> None:
+        self._endpoint, self._own = endpoint, own
         self._session = aiohttp.ClientSession(
-            trust_env=not endpoint.is_local,  # a proxy is never asked for this machine
+            trust_env=not (endpoint.is_local or endpoint.is_own),  # a proxy is never asked for the run's own machines
             timeout=aiohttp.ClientTimeout(total=endpoint.timeout_s),
             connector=aiohttp.TCPConnector(limit=AT_ONCE),
         )
         self._items: asyncio.Queue[Item] = asyncio.Queue()
         self._waiting = self._answered = 0
+        self._known: Item | None = None  # the last that the service has answered
         self._failing_since_s: float | None = None
         self._said_s = -math.inf
         self._pause_s = FIRST_PAUSE_S
@@ -179,9 +182,10 @@ class Service:
         except RequestFailed as failure:
             self._has_failed(str(failure))
             for item in items:
+                is_own = item.alone and len(items) == 1 and not failure.is_down and await self._answers_others(item)
                 item.alone |= not failure.is_down
-                answers_others = self._answers_others(item)
-                self._again(item, str(failure), is_own=item.alone and len(items) == 1 and answers_others)
+                item.answered_before = self._answered
+                self._again(item, str(failure), is_own=is_own)
             pause_s = max(self._pause_s * random.uniform(0.5, 1.0), min(failure.pause_s, LONGEST_PAUSE_S))
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             return pause_s
@@ -202,11 +206,11 @@ class Service:
         raise RequestFailed(f"its answer must be an object whose `items` is a list of {len(items)}, got {str(answer)[:EXCERPT]}")
 
     async def _post(self, body: Mapping[str, Any], most_bytes: int) -> Any:
-        token = os.environ.get(self._endpoint.token_env, "") if self._endpoint.token_env else ""
+        url, token = self._where()
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         answer = bytearray()
         try:
-            request = self._session.post(self._endpoint.url, data=json.dumps(body), headers=headers, allow_redirects=False)
+            request = self._session.post(url, data=json.dumps(body), headers=headers, allow_redirects=False)
             async with request as response:
                 async for chunk in response.content.iter_chunked(1 << 16):
                     answer += chunk
@@ -226,6 +230,16 @@ class Service:
         except (ValueError, RecursionError):
             return text  # to be refused by `read`
 
+    def _where(self) -> tuple[str, str]:
+        """The URL and the token. Raises RequestFailed."""
+        endpoint = self._endpoint
+        if self._own is None or not endpoint.is_own:
+            return endpoint.url, os.environ.get(endpoint.token_env, "") if endpoint.token_env else ""
+        try:
+            return self._own.address() + endpoint.url, self._own.api_key
+        except OSError:
+            raise RequestFailed("its server is not there yet", is_down=True) from None
+
     # What came of it
 
     def _take(self, item: Item, answer: Any) -> None:
@@ -236,8 +250,8 @@ class Service:
             self._again(item, str(error), is_own=True)
             return
         if self._failing_since_s is not None:
-            log.error("%s answers again, after %.0f s", self._endpoint.url, time.monotonic() - self._failing_since_s)
-        self._answered += 1
+            log.error("%s answers again, after %.0f s", self._endpoint, time.monotonic() - self._failing_since_s)
+        self._answered, self._known = self._answered + 1, item
         self._failing_since_s, self._said_s, self._pause_s = None, -math.inf, FIRST_PAUSE_S
         if not item.answer.done():
             item.answer.set_result(found)
@@ -249,11 +263,20 @@ class Service:
         elif not item.answer.done():
             item.answer.set_exception(ContractError(f"{reason} ({TRIES} times)"))
 
-    def _answers_others(self, item: Item) -> bool:
-        """Whether the service has answered another item since this one failed first."""
+    async def _answers_others(self, item: Item) -> bool:
+        """Whether the service has answered another item since this one failed the last time, or does so now."""
         if item.answered_before is None:
-            item.answered_before = self._answered
-        return self._answered > item.answered_before
+            return False
+        if self._answered > item.answered_before:
+            return True
+        if self._known is None:
+            return False
+        try:
+            [answer] = await self._request([self._known])
+            self._known.read(answer)
+        except (RequestFailed, ContractError):
+            return False
+        return True
 
     def _has_failed(self, reason: str) -> None:
         now = time.monotonic()
@@ -261,4 +284,4 @@ class Service:
             self._failing_since_s = now
         if now - self._said_s > SAY_S:
             self._said_s = now
-            log.error("%s: %s; %d completions wait and are asked again", self._endpoint.url, reason, self._waiting)
+            log.error("%s: %s; %d completions wait and are asked again", self._endpoint, reason, self._waiting)

@@ -1,9 +1,9 @@
-"""One rank of the rollout fleet: an SGLang server and the worker that keeps it busy, or the teacher's server.
+"""One rank of the rollout fleet: an SGLang server and the worker that keeps it busy, or the server of a teacher or judge model.
 
     torchrun --nproc-per-node N -m -- rollout --run outputs/x --queue tcp://host:port --engine-port 20000
 
-Each rank takes `rollout.engine_tp` of the visible GPUs and PORTS_PER_ENGINE ports. It ends with 0 when the run is over
-or on SIGTERM, with 1 when it cannot go on, with CANNOT_START when trying again would not help: the reason is on standard
+Each rank takes the visible GPUs of its server, one after the other, and PORTS_PER_ENGINE ports. It ends with 0 when the run is
+over or on SIGTERM, with 1 when it cannot go on, with CANNOT_START when trying again would not help: the reason is on standard
 error and in the run's `logs/worker-<n>.log`, what the server says in `logs/engine-<n>.log`.
 """
 
@@ -27,8 +27,9 @@ from rollout.engine_process import Engine, EngineSettings
 from rollout.exit_codes import CANNOT_START
 from rollout.queue.client import AsyncQueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
-from rollout.worker.teacher import ADDRESS_FILE, Teacher, TeacherError
-from rollout.worker.teacher_engine import serve
+from rollout.servers import address_file, servers
+from rollout.worker.frozen_engine import serve
+from rollout.worker.teacher import Teacher, TeacherError
 from rollout.worker.worker import CannotStart, Worker, WorkerError
 
 PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
@@ -43,10 +44,9 @@ def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:
         log_to(arguments.run / "logs" / f"worker-{number}.log")
         settings = engine_settings(config, keys, arguments, number)
         engine = Engine(replace(settings, launcher=launcher) if launcher else settings)
-        if is_teacher(config, number):
-            asyncio.run(teach(config, engine, arguments.run, arguments.queue, keys))
-        else:
-            asyncio.run(work(f"engine-{number}", config, engine, arguments.run, arguments.queue, keys))
+        server = servers(config)[number]
+        run = keep_serving if server.frozen else work
+        asyncio.run(run(server.name, config, engine, arguments.run, arguments.queue, keys))
     except (ConfigError, KeysError, WorkerError, QueueError, TeacherError, EngineError) as error:
         logging.getLogger("rollout").error("engine-%d: %s", number, error)
         return CANNOT_START if isinstance(error, ConfigError | KeysError | CannotStart | TeacherError) else 1
@@ -76,15 +76,10 @@ async def work(name: str, config: RunConfig, engine: Engine, run_dir: Path, endp
         await worker.run()
 
 
-def is_teacher(config: RunConfig, number: int) -> bool:
-    """Whether this rank runs the teacher's server: the one after the engines of the policy."""
-    return config.algo.teacher_has_engine and number == config.rollout.engines
-
-
-async def teach(config: RunConfig, engine: Engine, run_dir: Path, endpoint: str, keys: RunKeys) -> None:
-    """Runs the teacher's server until the run is over or SIGTERM comes."""
-    async with AsyncQueueClient(endpoint, keys, "teacher", timeout_s=config.trainer.stall_s) as queue:
-        serving = asyncio.create_task(serve(engine, run_dir / ADDRESS_FILE, config.rollout, queue))
+async def keep_serving(name: str, config: RunConfig, engine: Engine, run_dir: Path, endpoint: str, keys: RunKeys) -> None:
+    """Runs the server of a model with frozen weights until the run is over or SIGTERM comes."""
+    async with AsyncQueueClient(endpoint, keys, name, timeout_s=config.trainer.stall_s) as queue:
+        serving = asyncio.create_task(serve(name, engine, address_file(run_dir, name), config.rollout, queue))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         with suppress(asyncio.CancelledError):
@@ -92,16 +87,17 @@ async def teach(config: RunConfig, engine: Engine, run_dir: Path, endpoint: str,
 
 
 def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namespace, number: int) -> EngineSettings:
-    """The server of this rank."""
-    local_rank, teaches = int(os.environ.get("LOCAL_RANK", "0")), is_teacher(config, number)
+    """The server of this rank. Its GPUs come after those of the ranks before it."""
+    *before, server = servers(config)[arguments.first_engine : number + 1]
     return EngineSettings(
-        model=Path(config.algo.teacher) if teaches else description_of(config, arguments.run),
-        load_format="auto" if teaches else "dummy",
+        model=Path(server.frozen) if server.frozen else description_of(config, arguments.run),
+        load_format="auto" if server.frozen else "dummy",
+        tokenizer=server.speaks_text,
         host=own_address(arguments.queue),
-        port=arguments.engine_port + PORTS_PER_ENGINE * local_rank,
+        port=arguments.engine_port + PORTS_PER_ENGINE * len(before),
         log_file=arguments.run / "logs" / f"engine-{number}.log",
-        tp=config.rollout.engine_tp,
-        first_gpu=local_rank * config.rollout.engine_tp,
+        tp=server.tp,
+        first_gpu=sum(one.tp for one in before),
         device=device(config),
         dtype=config.model.dtype,
         api_key=keys.engine_api_key,

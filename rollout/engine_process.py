@@ -86,6 +86,7 @@ class EngineSettings:
     device: str = "cuda"  # cuda | cpu
     dtype: str = "bfloat16"  # float32 | bfloat16; on CPU float32, else log-probs drift
     load_format: str = "dummy"  # dummy: random weights until the first push | auto: the model folder's weights
+    tokenizer: bool = False  # it takes and gives text too; else token ids only
     weight_version: int = UNPUSHED  # version of the weights it starts with
     api_key: str = field(default="", repr=False)  # for generation; "": no key is asked for
     admin_api_key: str = field(default="", repr=False)  # for control calls; "": the api_key serves for both
@@ -113,9 +114,10 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
         f"--tp-size={settings.tp}",
         f"--load-format={settings.load_format}",
         f"--weight-version={settings.weight_version}",
-        "--skip-tokenizer-init",  # we speak token ids only
         "--log-level=warning",  # at `info` the log would show the keys
     ]
+    if not settings.tokenizer:
+        flags.append("--skip-tokenizer-init")
     if settings.device == "cpu":
         flags += CPU_FLAGS
     else:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "reward.task": ("conf.schema", "conf.user_code", "rollout.ledger.records"),  # a run's settings are the defaults of tasks
     "reward.readers": ("conf.schema", "rollout.prompts.problems"),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue
-    "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue"),
+    "reward.__main__": ("conf", "rollout.exit_codes", "rollout.prompts", "rollout.queue", "rollout.servers"),
     "rollout": ("conf",),
     "rollout.queue.__main__": ("conf", "reward.readers"),  # where the queue meets the problems
     "trainer": (
@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "rollout.prompts",
         "rollout.queue.client",
         "rollout.queue.keys",
+        "rollout.servers",
     ),
 }
 # Foreign package -> where it may be imported: folders and files.

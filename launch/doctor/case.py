@@ -22,6 +22,7 @@ from launch.placement.placement import ProcessSpec
 from launch.processes.prepare import PROJECT, RECIPES, will_make
 from launch.slurm.job import in_batch_job
 from launch.slurm.step import StepContext, everywhere_command
+from rollout.servers import servers
 
 NODE_SCRIPT = Path(node_facts.__file__)
 NODES_S = 60.0  # the time that all nodes have to answer
@@ -131,6 +132,7 @@ def existing(path: Path) -> Path:
 def inputs(config: RunConfig) -> Iterator[str]:
     """The files that every node must see as this machine does. Other checks report those that are missing here."""
     yield config.model.path
+    yield from (server.frozen for server in servers(config) if server.frozen)
     yield from (source for source in (*config.data.train, *config.data.heldout) if "://" not in source)
 
 

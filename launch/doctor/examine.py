@@ -5,16 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
-from launch.doctor import checkpoint, machine, model_folder, problems, software, storage, teacher, user_code
+from launch.doctor import checkpoint, machine, model_folder, other_models, problems, software, storage, user_code
 from launch.doctor.case import Case, DoctorError, gather
 from launch.doctor.finding import Check, Finding, Level
 from launch.placement.placement import ProcessSpec
 
 CHECKS: tuple[Check[Case], ...] = (
-    *model_folder.CHECKS, *teacher.CHECKS, *problems.CHECKS, *user_code.CHECKS, *checkpoint.CHECKS,
+    *model_folder.CHECKS, *other_models.CHECKS, *problems.CHECKS, *user_code.CHECKS, *checkpoint.CHECKS,
     *storage.CHECKS, *machine.CHECKS, *software.CHECKS,
 )  # fmt: skip
-INPUT_CHECKS = ("model folder", "layout", "teacher", "problems", "user code", "checkpoint")
+INPUT_CHECKS = ("model folder", "layout", "teacher", "judge model", "problems", "user code", "checkpoint")
 """Checks of the user's own files. They need no answer of a node, so they run before anything is made."""
 
 FULL_VERSIONS = {

@@ -16,8 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
-from launch.placement.ports import ENGINE_PORTS, Ports, servers
+from launch.placement.ports import ENGINE_PORTS, Ports
 from rollout.guard import guarded
+from rollout.servers import Server, servers
 
 
 class TooFewNodes(ConfigError):
@@ -63,8 +64,7 @@ class _Share:
 
     trainer_ranks: int = 0
     first_engine: int = 0
-    engines: int = 0
-    engine_tp: int = 1
+    servers: Sequence[Server] = ()  # of engines, or of a teacher or judge model
 
     @property
     def trainer_gpus(self) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class _Share:
 
     @property
     def engine_gpus(self) -> tuple[int, ...]:
-        return tuple(range(self.trainer_ranks, self.trainer_ranks + self.engines * self.engine_tp))
+        return tuple(range(self.trainer_ranks, self.trainer_ranks + _gpus(self.servers)))
 
 
 def place(
@@ -91,7 +91,7 @@ def place(
     shares = _shares(config, nodes)
     assigned = {n: node for n, node in enumerate(_assign(shares, nodes, lost)) if node is not None}
     trainers = [n for n, share in enumerate(shares) if share.trainer_ranks]
-    fleet = [n for n, share in enumerate(shares) if share.engines]
+    fleet = [n for n, share in enumerate(shares) if share.servers]
     if any(n not in assigned for n in (0, *trainers)):
         raise TooFewNodes(f"of {len(nodes)} nodes {', '.join(sorted(lost))} are lost: too few are left for the trainer")
     if not (living := [n for n in fleet if n in assigned]):
@@ -118,8 +118,8 @@ def _assign(shares: Sequence[_Share], nodes: Sequence[Node], lost: Collection[st
     """The node that runs each share; None for a share that no node runs."""
     assigned: list[Node | None] = [None if node.name in lost else node for node in nodes]
     trainer = [n for n, share in enumerate(shares) if share.trainer_ranks]
-    fleet = [n for n, share in enumerate(shares) if share.engines and not share.trainer_ranks]
-    spare = [n for n, share in enumerate(shares) if not share.trainer_ranks and not share.engines]
+    fleet = [n for n, share in enumerate(shares) if share.servers and not share.trainer_ranks]
+    spare = [n for n, share in enumerate(shares) if not share.trainer_ranks and not share.servers]
     for wanting, givers in ((trainer, [*fleet, *spare]), (fleet, spare)):
         for n in wanting:
             giver = next((g for g in reversed(givers) if assigned[g] is not None), None)
@@ -130,16 +130,14 @@ def _assign(shares: Sequence[_Share], nodes: Sequence[Node], lost: Collection[st
 
 def _shares(config: RunConfig, nodes: Sequence[Node]) -> list[_Share]:
     """What each node has to run when all nodes are there. Raises ConfigError when the run does not fit."""
-    world = trainer_ranks(config)
-    engines, engine_tp = servers(config), config.rollout.engine_tp
+    world, engines = trainer_ranks(config), config.rollout.engines * config.rollout.engine_tp
     if config.cluster.device == "cpu":
         # The smallest number of ranks per node with which the run fits.
-        every = (_divide(config, len(nodes), per_node) for per_node in range(1, world + engines * engine_tp + 1))
+        every = (_divide(config, len(nodes), per_node) for per_node in range(1, world + _gpus(servers(config)) + 1))
         return next(found for found in every if found is not None)
-    needs = (
-        f"the trainer needs {world} GPUs (trainer.tp x pp x cp x dp) and the engines {engines * engine_tp} "
-        f"(rollout.engines{' and one teacher' if config.algo.teacher_has_engine else ''}, x engine_tp)"
-    )
+    needs = f"the trainer needs {world} GPUs (trainer.tp x pp x cp x dp) and the engines {engines} (rollout.engines x engine_tp)"
+    if others := [f"the {server.name} {server.tp}" for server in servers(config) if server.frozen]:
+        needs += f" and {' and '.join(others)}"
     per_node = nodes[0].gpus
     if per_node == 0 or any(node.gpus != per_node for node in nodes):
         raise ConfigError(
@@ -163,16 +161,20 @@ def trainer_ranks(config: RunConfig) -> int:
 def _divide(config: RunConfig, nodes: int, per_node: int) -> list[_Share] | None:
     """Trainer ranks first, then engines, `per_node` ranks on each node; None if the run does not fit."""
     trainer_left = trainer_ranks(config)
-    engines, engine_tp = servers(config), config.rollout.engine_tp
+    to_place = list(servers(config))
     if trainer_left > per_node and trainer_left % per_node:
         return None
     shares, placed = [], 0
     for _ in range(nodes):
         ranks = min(trainer_left, per_node)
-        here = min(engines - placed, (per_node - ranks) // engine_tp)
-        shares.append(_Share(trainer_ranks=ranks, first_engine=placed, engines=here, engine_tp=engine_tp))
-        trainer_left, placed = trainer_left - ranks, placed + here
-    return None if trainer_left or placed < engines else shares
+        ends = [n for n in range(placed, len(to_place) + 1) if _gpus(to_place[placed:n]) <= per_node - ranks]
+        shares.append(_Share(trainer_ranks=ranks, first_engine=placed, servers=to_place[placed : ends[-1]]))
+        trainer_left, placed = trainer_left - ranks, ends[-1]
+    return None if trainer_left or placed < len(to_place) else shares
+
+
+def _gpus(some: Sequence[Server]) -> int:
+    return sum(server.tp for server in some)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,11 +252,10 @@ def _rollout(context: _Context, number: int, node: Node, share: _Share) -> Proce
     rendezvous = [
         "--nnodes", "1", "--node-rank", "0", "--master-addr", node.address, "--master-port", str(ports.rollout + first),
     ]  # fmt: skip
-    argv = context.torchrun(context.rollout_python, "rollout", share.engines, rendezvous)
+    argv = context.torchrun(context.rollout_python, "rollout", len(share.servers), rendezvous)
     argv += ["--run", str(context.run_dir), "--queue", context.queue]
     argv += ["--engine-port", str(ports.engine + first * ENGINE_PORTS), "--first-engine", str(first)]
-    names = {n: f"engine-{n}" for n in range(context.config.rollout.engines)}  # the teacher's server comes after them
-    engines = {names.get(n, "teacher"): ports.engine + n * ENGINE_PORTS for n in range(first, first + share.engines)}
+    engines = {server.name: ports.engine + n * ENGINE_PORTS for n, server in enumerate(share.servers, first)}
     gpus = share.engine_gpus if context.has_gpus else ()
     return ProcessSpec(
         role="rollout", name=f"rollout-{number}", node=node.name, address=node.address, argv=tuple(argv),

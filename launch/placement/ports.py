@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
+from rollout.servers import servers
 
 FIRST_PORT, PORT_LIMIT = 10_240, 32_000  # whole slots
 """Linux assigns ports from 32768 on to processes that ask for any port, so a fixed port must be below."""
@@ -24,11 +25,6 @@ JOB_PORTS = 8 * SLOT_PORTS
 ENGINE_BLOCK = ENGINE_PORTS + 1  # with the rendezvous port of the rollout process whose first engine it is
 
 
-def servers(config: RunConfig) -> int:
-    """The SGLang servers that the run starts: the engines of the policy, and after them the teacher's."""
-    return config.rollout.engines + config.algo.teacher_has_engine
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ports:
     """The ports of a run."""
@@ -36,18 +32,18 @@ class Ports:
     queue: int
     trainer: int  # the rendezvous
     push: int  # the first of PUSH_PORTS for each pipeline stage
-    engine: int  # the first of ENGINE_PORTS for each engine
+    engine: int  # the first of ENGINE_PORTS for each server
     rollout: int  # the rendezvous of the rollout process whose first engine is number 0
 
     @staticmethod
     def count(config: RunConfig) -> int:
-        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_BLOCK * servers(config)
+        return FIXED_PORTS + PUSH_PORTS * config.trainer.pp + ENGINE_BLOCK * len(servers(config))
 
     @classmethod
     def starting_at(cls, base: int, config: RunConfig) -> "Ports":
         push = base + FIXED_PORTS
         engine = push + PUSH_PORTS * config.trainer.pp
-        rollout = engine + ENGINE_PORTS * servers(config)
+        rollout = engine + ENGINE_PORTS * len(servers(config))
         return cls(queue=base, trainer=base + 1, push=push, engine=engine, rollout=rollout)
 
 

@@ -6,6 +6,7 @@ from math import erf, exp, log, sqrt
 
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import ModelShape, shape_of
+from rollout.servers import frozen_gpus
 
 DAY_S = 86_400.0
 SLICES = 256
@@ -24,10 +25,16 @@ class Cluster:
     storage_bytes_s: float  # the whole cluster
     node_mtbf_s: float
     restart_s: float  # from a lost trainer node to training again, without the time of repeated steps
+    frozen_gpus: int = 0  # of a teacher's and a judge model's servers
 
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    @property
+    def shared_gpus(self) -> int:
+        """Those that trainer and fleet share."""
+        return self.gpus - self.frozen_gpus
 
     @property
     def unit(self) -> str:
@@ -157,7 +164,7 @@ def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload
         nodes=config.cluster.nodes, gpus_per_node=config.cluster.gpus_per_node or 8, gpu_bytes=plan.gpu_memory_gb * 1e9,
         hbm_bytes_s=plan.hbm_gb_s * 1e9, flops=plan.peak_tflops * 1e12, nvlink_bytes_s=plan.nvlink_gb_s * 1e9,
         network_bytes_s=plan.network_gb_s * 1e9, storage_bytes_s=plan.storage_gb_s * 1e9,
-        node_mtbf_s=plan.node_mtbf_days * DAY_S, restart_s=plan.restart_s,
+        node_mtbf_s=plan.node_mtbf_days * DAY_S, restart_s=plan.restart_s, frozen_gpus=frozen_gpus(config),
     )  # fmt: skip
     if plan.prompt_tokens > config.data.max_prompt_tokens:
         raise ConfigError(

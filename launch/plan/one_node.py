@@ -27,6 +27,7 @@ from launch.placement.gpus import visible_gpus
 from launch.plan.cost_lines import count, gb
 from launch.plan.model_costs import weight_bytes
 from launch.plan.training import USABLE, TrainerSetup, training_memory
+from rollout.servers import frozen_gpus
 
 ENGINE_WEIGHTS = 0.6  # largest fraction of a GPU for weights; the KV cache takes the rest
 
@@ -39,6 +40,7 @@ class NodeLayout:
     engines: int
     engine_tp: int
     recompute: bool = False  # all of the trainer's activations
+    frozen_gpus: int = 0  # of a teacher's and a judge model's servers
 
     @property
     def trainer_gpus(self) -> int:
@@ -46,7 +48,7 @@ class NodeLayout:
 
     @property
     def gpus(self) -> int:
-        return self.trainer_gpus + self.engines * self.engine_tp
+        return self.trainer_gpus + self.engines * self.engine_tp + self.frozen_gpus
 
     @property
     def overrides(self) -> list[str]:
@@ -58,10 +60,12 @@ class NodeLayout:
         ]  # fmt: skip
 
 
-def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: int) -> NodeLayout:
-    """Raises ConfigError when the model does not fit, or when there are fewer than two GPUs."""
+def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: int, frozen_gpus: int = 0) -> NodeLayout:
+    """Raises ConfigError when the model does not fit, or when fewer than two GPUs are left for it."""
+    gpus -= frozen_gpus
     if gpus < 2:
-        raise ConfigError(f"{gpus} GPU: NCCL takes one rank per GPU, so trainer and engines need two, or cluster=cpu")
+        others = f" beside {frozen_gpus} for a teacher or judge model" if frozen_gpus else ""
+        raise ConfigError(f"{gpus} GPU{others}: NCCL takes one rank per GPU, so trainer and engines need two, or cluster=cpu")
     shares = sorted(range(1, gpus), key=lambda share: (abs(share - gpus / 2), share))
     for recompute in (False, True):
         for share in shares:
@@ -70,7 +74,7 @@ def fit(gpus: int, gpu_bytes: float, model: ModelShape, tokens_per_microbatch: i
             if trainer and engine_tp:
                 return NodeLayout(
                     tp=trainer.layout.tp, pp=trainer.layout.pp, dp=trainer.dp, recompute=recompute,
-                    engines=(gpus - share) // engine_tp, engine_tp=engine_tp,
+                    engines=(gpus - share) // engine_tp, engine_tp=engine_tp, frozen_gpus=frozen_gpus,
                 )  # fmt: skip
     raise ConfigError(
         f"{count(model.parameters)} parameters do not fit on {gpus} GPUs of {gb(gpu_bytes)} with "
@@ -113,7 +117,8 @@ def main(words: list[str]) -> int:
     try:
         config = to_run_config(composed(["name=one_node", "experiment=debug", *one_job(words)]))
         gpu_bytes = min(gpu["memory_mb"] for gpu in found) * 1024.0**2
-        layout = fit(len(found), gpu_bytes, shape_of(config.model), config.trainer.tokens_per_microbatch)
+        model, tokens = shape_of(config.model), config.trainer.tokens_per_microbatch
+        layout = fit(len(found), gpu_bytes, model, tokens, frozen_gpus(config))
     except ConfigError as error:
         print(f"one_node: {error}", file=sys.stderr)
         return ASKED_WRONGLY

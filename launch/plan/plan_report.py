@@ -48,7 +48,8 @@ def inputs(study: Study) -> str:
                      f"{kv_bytes_per_token(model) / 1024:.0f} KiB per token"),
         ("cluster", f"{several(cluster.nodes, 'node')} x {cluster.gpus_per_node} GPUs = {cluster.gpus}: "
                     f"{cluster.gpu_bytes / 1e9:.0f} GB, {cluster.hbm_bytes_s / 1e12:.2f} TB/s, "
-                    f"{cluster.flops / 1e12:.0f} TFLOP/s each"),
+                    f"{cluster.flops / 1e12:.0f} TFLOP/s each"
+                    + (f"; {cluster.frozen_gpus} for a teacher or judge model" if cluster.frozen_gpus else "")),
         ("network", f"{cluster.network_bytes_s / 1e9:.0f} GB/s per GPU, NVLink {cluster.nvlink_bytes_s / 1e9:.0f} GB/s, storage "
                     f"{cluster.storage_bytes_s / 1e9:.0f} GB/s in total"),
         ("one step", f"{work.groups} prompts x {work.completions_per_group} = {work.completions} completions, "

@@ -76,7 +76,7 @@ class Plan:
         return (
             f"{self.trainer_nodes} + {cluster.nodes - self.trainer_nodes}"
             if cluster.nodes > 1
-            else f"{gpus} + {cluster.gpus - gpus}"
+            else f"{gpus} + {cluster.shared_gpus - gpus}"
         )
 
     @property
@@ -144,7 +144,7 @@ class Search:
         """GPU counts to try for the trainer: whole nodes, single GPUs on one node, or several nodes of a very large cluster."""
         cluster = self.cluster
         unit = cluster.gpus_per_node * ceil(cluster.nodes / MOST_NODES) if cluster.nodes > 1 else 1
-        return range(unit, cluster.gpus, unit)
+        return range(unit, cluster.shared_gpus, unit)
 
     def trainers(self, gpus: int) -> tuple[TrainingCost, ...]:
         """The setups that fit on this number of GPUs, the fastest first."""
@@ -165,7 +165,7 @@ class Search:
         if not fitting:
             return None
         plans: list[Plan] = []
-        for fleet in self.fleets(self.cluster.gpus - trainer_gpus):
+        for fleet in self.fleets(self.cluster.shared_gpus - trainer_gpus):
             if engine_tp in (0, fleet.tp):
                 plans += self._plans(fitting[0], fleet, staleness or tuple(range(1, self.staleness_limit + 1)))
         return least(plans) if plans else None

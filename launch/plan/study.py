@@ -72,20 +72,21 @@ class Study:
     def _configured(self, search: Search) -> Plan:
         setup, fleet = self.configured_setup, self.configured_fleet
         check_memory(fleet, self.workload, search.speed)
-        if setup.gpus + fleet.gpus > self.cluster.gpus:
+        if setup.gpus + fleet.gpus > self.cluster.shared_gpus:
             raise ConfigError(self._too_many(setup, fleet))
         self.check_trainer(search)
         cost = training_cost(self.workload, search.speed, setup)
         return make_plan(self.workload, search.speed, cost, fleet, self.config.rollout.max_staleness)
 
     def _too_many(self, setup: TrainerSetup, fleet: FleetSetup) -> str:
-        gpus, replica = self.cluster.gpus, setup.gpus // setup.dp
+        cluster, gpus, replica = self.cluster, self.cluster.shared_gpus, setup.gpus // setup.dp
         dp = min((gpus - fleet.tp) // replica, max(1, round(setup.dp * gpus / (setup.gpus + fleet.gpus))))
         engines = (gpus - dp * replica) // fleet.tp
         near = f"trainer.dp={dp} rollout.engines={engines} fit" if dp > 0 else "a smaller layout is needed: see the best plan"
+        others = f", beside {cluster.frozen_gpus} for a teacher or judge model" if cluster.frozen_gpus else ""
         return (
             f"trainer.tp x pp x dp = {setup.gpus} and rollout.engines x engine_tp = {fleet.gpus} need "
-            f"{setup.gpus + fleet.gpus} GPUs; the cluster has {gpus}: {near}"
+            f"{setup.gpus + fleet.gpus} GPUs; the cluster has {gpus}{others}: {near}"
         )
 
     def check_trainer(self, search: Search) -> None:
@@ -174,7 +175,7 @@ class WhatIf:
         speed = replace(plan.speed, cluster=self._cluster(plan.speed.cluster), constants=self.constants(plan.speed.constants))
         workload, fleet = self.workload(plan.workload), plan.generation.fleet
         training = training_cost(workload, speed, plan.training.setup)
-        left = (speed.cluster.gpus - training.setup.gpus) // fleet.tp
+        left = (speed.cluster.shared_gpus - training.setup.gpus) // fleet.tp
         return make_plan(workload, speed, training, replace(fleet, engines=max(1, min(fleet.engines, left))), plan.max_staleness)
 
 

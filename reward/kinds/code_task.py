@@ -23,6 +23,7 @@ LEAST_MEMORY_MB = 16  # Python itself needs some
 class CodeTask(Task):
     """Code that a model wrote, and tests that it must pass."""
 
+    grades_code: ClassVar[bool] = True
     figures: ClassVar[Mapping[str, float]] = {"tests_passed": 0.0, "all_passed": 0.0, "timed_out": 0.0, "retries": 0.0}
 
     tests: Sequence[Any]

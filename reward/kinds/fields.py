@@ -68,9 +68,17 @@ def read_endpoint(data: Mapping[str, Any], *, path: str = "", batch: int = 0, ti
         raise TaskError(f"task.token_env: {token_env!r:.80} must be the name of an environment variable")
     if token_env and not os.environ.get(token_env):
         raise TaskError(f"task.token_env: the environment variable {token_env} is not set here: export it before the launch")
-    timeout = data.get("timeout_s", timeout_s)
+    return Endpoint(
+        url=f"{url}".rstrip("/") + path if path else f"{url}",
+        token_env=token_env,
+        timeout_s=read_timeout(data, timeout_s),
+        batch=batch,
+    )
+
+
+def read_timeout(data: Mapping[str, Any], usual_s: float) -> float:
+    """How long one request may take."""
+    timeout = data.get("timeout_s", usual_s)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_TIMEOUT_S:
         raise TaskError(f"task.timeout_s: must be a number of seconds up to {LONGEST_TIMEOUT_S:g}, got {timeout!r:.80}")
-    return Endpoint(
-        url=f"{url}".rstrip("/") + path if path else f"{url}", token_env=token_env, timeout_s=float(timeout), batch=batch
-    )
+    return float(timeout)

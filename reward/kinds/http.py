@@ -38,7 +38,7 @@ class HttpTask(Task):
         try:
             return resources.ask(self.endpoint, item, read_score)
         except ContractError as error:
-            return Verdict(reward=0.0, parts={"failed": 1.0}, reason=f"{self.endpoint.url}: {error}")
+            return Verdict(reward=0.0, parts={"failed": 1.0}, reason=f"{self.endpoint}: {error}")
 
 
 def read_http_task(data: Mapping[str, Any], defaults: Defaults) -> HttpTask:

@@ -3,6 +3,7 @@
 {"kind": "judge", "url": "http://127.0.0.1:30000/v1", "model": "Qwen3-32B", "scale": [1, 10],
  "template": "Question: {prompt}\\nAnswer: {answer}\\nGive a score from 1 to 10, as in `Score: 7`."}
 
+Without a `url` it asks the judge model that the run itself serves (`reward.judge_model`); then it needs no `model` either.
 `{prompt}`, `{answer}` (without its reasoning), `{completion}` (with it) and `{metadata.NAME}` are filled in once: what a
 completion holds is never taken for a place to fill. The reward is the last score of the judge's answer, mapped from the scale to
 0 … 1.
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward.kinds.endpoint import ContractError, Endpoint
-from reward.kinds.fields import ENDPOINT, read_count, read_endpoint, read_text, refuse_unknown
+from reward.kinds.fields import ENDPOINT, read_count, read_endpoint, read_text, read_timeout, refuse_unknown
 from reward.kinds.kind import Answer, Defaults, Resources, Task, TaskError
 from reward.kinds.thoughts import Tags, answer_after, never_ends
 from rollout.ledger.records import Verdict
 
+PATH = "/chat/completions"
+TIMEOUT_S = 300.0
 FIELDS = (*ENDPOINT, "model", "template", "system", "score", "scale", "max_tokens", "temperature", "extra")
 PLACE = re.compile(r"\{(prompt|answer|completion|metadata\.(\w+))\}")
 SCORE = r"(?i)score\W{0,9}(-?\d+(?:\.\d+)?)"
@@ -84,7 +87,9 @@ def read_judge_task(data: Mapping[str, Any], defaults: Defaults) -> JudgeModelTa
         raise TaskError("task.template: it must hold {answer} or {completion}, or the judge sees nothing of what was written")
     if not isinstance(extra, Mapping):
         raise TaskError(f"task.extra: must be an object of further fields of the request, got {extra!r:.80}")
-    if not (model := read_text(data.get("model"), "task.model")):
+    endpoint = _endpoint(data, defaults)
+    model = read_text(data.get("model", "judge" if endpoint.is_own else None), "task.model")
+    if not model:
         raise TaskError("task.model: is empty: give the name that the endpoint knows the model by")
     request = {
         "model": model,
@@ -93,7 +98,7 @@ def read_judge_task(data: Mapping[str, Any], defaults: Defaults) -> JudgeModelTa
         **extra,
     }
     return JudgeModelTask(
-        endpoint=read_endpoint(data, path="/chat/completions", timeout_s=300.0),
+        endpoint=endpoint,
         request=request,
         system=read_text(data.get("system", ""), "task.system"),
         template=template,
@@ -101,6 +106,19 @@ def read_judge_task(data: Mapping[str, Any], defaults: Defaults) -> JudgeModelTa
         scale=_scale(data.get("scale", [0, 1])),
         reasoning=defaults.reasoning,
     )
+
+
+def _endpoint(data: Mapping[str, Any], defaults: Defaults) -> Endpoint:
+    if "url" in data:
+        return read_endpoint(data, path=PATH, timeout_s=TIMEOUT_S)
+    if not defaults.judge_model:
+        raise TaskError(
+            "task.url: is missing: give the address of an OpenAI-compatible endpoint, or set reward.judge_model=FOLDER, so that "
+            "the run serves that model"
+        )
+    if "token_env" in data:
+        raise TaskError("task.token_env: has no meaning without a `url`: leave it out")
+    return Endpoint(url=f"/v1{PATH}", timeout_s=read_timeout(data, TIMEOUT_S))
 
 
 def _temperature(value: object) -> float:

@@ -32,6 +32,7 @@ class Defaults:
     credit: str = "all"
     truncated_reward: float = 0.0
     max_completion_tokens: int = 0  # 0: unknown
+    judge_model: bool = False  # whether the run serves one
     functions: frozenset[str] | None = None  # those that a task may name; None: any
     reasoning: tuple[Tags, ...] = KNOWN  # the tags around reasoning, which is no part of an answer
     parts: Mapping[str, Any] = field(default_factory=dict)  # further parts of every reward, by name
@@ -94,6 +95,9 @@ class Task(ABC):
 
     grades_truncated: ClassVar[bool] = False
     """Whether it grades a completion that reached its cap. Otherwise such a completion gets `reward.truncated_reward`."""
+
+    grades_code: ClassVar[bool] = False
+    """Whether the answer is a program, which runs in a sandbox."""
 
     figures: ClassVar[Mapping[str, float]] = {}
     """The parts that each of its verdicts has, with their values for a completion that was not graded."""

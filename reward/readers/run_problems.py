@@ -12,6 +12,8 @@ from reward.readers.sources import HUB, Reader, files
 from reward.task import defaults_of
 from rollout.prompts.problems import HELD_OUT, Problem, ProblemError
 
+FIRST_ROWS = 100
+
 log = logging.getLogger("queue")
 
 
@@ -48,6 +50,14 @@ def files_of(data: DataConfig) -> list[Path]:
     """The files that the settings name. The reader of a user may read others. Raises ProblemError."""
     sources = [source for source in (*data.train, *data.heldout) if not source.startswith(HUB)]
     return [file for source in sources for file in files(source) if file.is_file()]
+
+
+def grades_code(config: RunConfig) -> bool:
+    """Whether one of the first rows of data.train is graded in a sandbox. Data sets of the hub and a reader of the user are not
+    looked at."""
+    sources = [] if config.data.reader else [source for source in config.data.train if not source.startswith(HUB)]
+    readings = (Reading(source=source, options=options_of(config), most_rows=FIRST_ROWS) for source in sources)
+    return any(reward.grades_code for reading in readings for found in reading.problems({}) for reward in found.rewards)
 
 
 def options_of(config: RunConfig) -> Options:

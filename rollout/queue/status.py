@@ -63,7 +63,7 @@ def _engines(ledger: Ledger, roster: Roster) -> Iterator[Row]:
         yield Row(f"engine {engine_id}", f"its restart: {reason}", "")
 
 
-WORK = {"worker": "segments to generate", "teacher": "segments to score"}
+WORK = {"worker": "segments to generate", "teacher": "segments to score", "judge-model": "answers to score"}
 
 
 def _holders(ledger: Ledger, roster: Roster, now: float) -> Iterator[Row]:

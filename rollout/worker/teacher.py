@@ -20,9 +20,7 @@ from rollout.ledger.records import F32, I32
 from rollout.prompts.problems import ProblemError
 from rollout.prompts.render import load_tokenizer
 from rollout.queue.keys import RunKeys
-
-ADDRESS_FILE = "teacher_address"
-"""In the run's folder: the address of a teacher's server that the run started itself."""
+from rollout.servers import TEACHER, address_file
 
 KEY_VARIABLE = "TEACHER_API_KEY"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -60,7 +58,7 @@ class Teacher:
         if algo.teacher_has_address:
             return cls(lambda: algo.teacher, api_key=os.environ.get(KEY_VARIABLE, ""), request_s=request_s)
         if algo.teacher_has_engine:
-            return cls((run_dir / ADDRESS_FILE).read_text, api_key=keys.engine_api_key, request_s=request_s)
+            return cls(address_file(run_dir, TEACHER).read_text, api_key=keys.engine_api_key, request_s=request_s)
         return None
 
     async def __aenter__(self) -> Self:

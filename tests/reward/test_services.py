@@ -133,6 +133,36 @@ def test_one_poisoned_item_costs_one_verdict_and_the_others_get_theirs(services:
     assert answers[:5] + answers[6:] == [float(value) for value in range(24) if value != 5]
 
 
+def test_item_that_always_fails_is_given_up_without_other_traffic_if_the_service_answers_again_what_it_answered_before(
+    services: Services,
+) -> None:
+    with serving(lambda body: (200, body["value"]) if body["value"] else (500, b"boom")) as server:
+        endpoint = Endpoint(url=server.url)
+        assert ask(services, endpoint, 7) == 7.0
+        with ThreadPoolExecutor(2) as pool:  # one such item does not save the other
+            reasons = [str(asked.exception(20.0)) for asked in [pool.submit(ask, services, endpoint, 0) for _ in range(2)]]
+        assert reasons == [f"it answers 500: boom ({TRIES} times)"] * 2
+        assert ask(services, endpoint, 8) == 8.0
+
+
+def test_item_that_fails_while_the_service_answers_nothing_else_waits(services: Services) -> None:
+    broken = threading.Event()
+    with (
+        serving(lambda body: (500, b"boom") if broken.is_set() else (200, body["value"])) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        endpoint = Endpoint(url=server.url)
+        assert ask(services, endpoint, 7) == 7.0
+        broken.set()
+        asked = pool.submit(ask, services, endpoint, 8)
+        until = time.monotonic() + 20.0
+        while len(server.requests) < 6 * TRIES and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not asked.done()
+        broken.clear()
+        assert asked.result(20.0) == 8.0
+
+
 def test_question_that_nobody_wants_any_more_ends_while_the_service_is_down(services: Services) -> None:
     wanted = threading.Event()
     threading.Timer(0.3, wanted.set).start()

@@ -25,6 +25,7 @@ VOCABULARY = 512
 FAKE_LAUNCHER = ("-m", "tests.rollout.fake_engine")
 TOKEN_S = 0.001
 CONTEXT_TOKENS = 1 << 20
+OPINION = 7  # the score in every answer to a chat
 
 
 def next_token(tokens: Sequence[int], version: int) -> tuple[int, float]:
@@ -86,6 +87,7 @@ class FakeEngine:
                 web.get("/model_info", self._model_info),
                 web.get("/server_info", self._server_info),
                 web.post("/generate", self._generate),
+                web.post("/v1/chat/completions", self._chat),
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
@@ -111,7 +113,7 @@ class FakeEngine:
 
     @web.middleware
     async def _authorise(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        open_to_users = request.path in ("/generate", "/model_info", "/server_info", "/health")
+        open_to_users = request.path in ("/generate", "/v1/chat/completions", "/model_info", "/server_info", "/health")
         key = self.api_key if open_to_users else self.admin_api_key
         if key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
@@ -148,6 +150,10 @@ class FakeEngine:
             "weight_versions": spans(request.versions),
         }
         return web.json_response({"output_ids": [token for _, token, _ in request.scored], "meta_info": meta})
+
+    async def _chat(self, http: web.Request) -> web.Response:
+        assert (await http.json())["messages"]
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": f"Score: {OPINION}"}}]})
 
     def _scored(self, body: dict[str, Any]) -> list[list[Any]]:
         """The first of the scored tokens has no log-prob, as in SGLang."""

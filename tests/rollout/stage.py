@@ -56,11 +56,18 @@ class Stage:
     """A run's folder and its processes."""
 
     def __init__(
-        self, folder: Path, wait_s: float = WAIT_S, teacher: str = "", teacher_on: str = "trainer", **rollout: object
+        self,
+        folder: Path,
+        wait_s: float = WAIT_S,
+        teacher: str = "",
+        teacher_on: str = "trainer",
+        judge_model: str = "",
+        **rollout: object,
     ) -> None:
         self.run = folder / "run"
         self.config = run_config(folder, rollout)
         self.config.algo.teacher, self.config.algo.teacher_on = teacher, teacher_on
+        self.config.reward.judge_model = judge_model
         self.wait_s = wait_s
         write_run(self.config, self.run)
         self.keys = RunKeys.create(self.run)

@@ -213,6 +213,7 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("layout", F, "max_position_embeddings", lambda w: setting(w, "data.max_prompt_tokens", 500)),
     ("teacher", F, "algo.teacher=elsewhere: no such model folder", lambda w: setting(w, "algo.teacher", "elsewhere")),
     ("teacher", F, r"has another shape than model.path \(layers 7 for", deeper_teacher),
+    ("judge model", F, "reward.judge_model=elsewhere: no such model", lambda w: setting(w, "reward.judge_model", "elsewhere")),
     ("problems", F, "train.jsonl:2: broken JSON", lambda w: lines(w, '{"id": "b", ')),
     ("problems", F, "train.jsonl:2: problem 'b' cannot be graded: task.kind: 'magic'", lambda w: lines(w, BAD_KIND)),
     ("problems", F, "id 'a' was used before", lambda w: lines(w, json.dumps(PROBLEM))),

@@ -6,11 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollout.__main__
-from conf.schema import ClusterConfig, ConfigError, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
+from conf.schema import (
+    AlgoConfig,
+    ClusterConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from launch.allocation import local_nodes
 from launch.placement.gpus import gpus_found
 from launch.placement.placement import Node, Restart, TooFewNodes, describe, place
 from launch.placement.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
+from rollout.queue.keys import RunKeys
 
 HERE = [Node(name="here", address="127.0.0.1")]
 RUN = Path("outputs/r")
@@ -86,6 +97,35 @@ def test_trainer_larger_than_a_node_fills_nodes_and_engines_follow() -> None:
     assert [p.node for p in rollouts] == ["n2", "n3"]
     assert [p.argv[-1] for p in rollouts] == ["0", "2"]  # --first-engine
     assert all("tcp://10.0.0.0:20000" in p.argv for p in processes)
+
+
+def test_teacher_and_judge_model_get_gpus_and_ports_of_their_own() -> None:
+    wanted = config(device="cuda", tp=2, pp=1, engines=2)
+    wanted = replace(
+        wanted,
+        algo=AlgoConfig(teacher="folder", teacher_on="engine", teacher_tp=2),
+        reward=RewardConfig(judge_model="judge", judge_model_tp=4),
+    )
+    nodes = [Node(name=f"n{n}", address=f"n{n}", gpus=8) for n in range(2)]
+    first, second = (p for p in place(wanted, RUN, nodes, 20_000) if p.role == "rollout")
+    assert (first.gpus, second.gpus) == ((2, 3, 4, 5), (0, 1, 2, 3))
+    assert first.ports == {"rendezvous": 20048, "engine-0": 20016, "engine-1": 20024, "teacher": 20032}
+    assert second.ports == {"rendezvous": 20051, "judge-model": 20040}
+    assert second.argv[-1] == "3"  # --first-engine
+    with pytest.raises(ConfigError, match=r"the engines 2 \(.*\) and the teacher 2 and the judge-model 4, which do not fit"):
+        place(wanted, RUN, nodes[:1], 20_000)
+
+
+def test_rank_of_the_fleet_takes_the_gpus_behind_those_of_the_ranks_before_it(tmp_path: Path) -> None:
+    wanted = config(engines=2, engine_tp=2)
+    wanted = replace(wanted, reward=RewardConfig(judge_model="judge", judge_model_tp=4))
+    keys = RunKeys.create(tmp_path)
+    given = ["--run", str(tmp_path), "--queue", "tcp://127.0.0.1:1", "--engine-port", "20000", "--first-engine", "1"]
+    arguments = rollout.__main__.read_arguments(given)
+    engine, judge = (rollout.__main__.engine_settings(wanted, keys, arguments, number) for number in (1, 2))
+    assert (engine.first_gpu, engine.tp, engine.port, engine.load_format, engine.tokenizer) == (0, 2, 20000, "dummy", False)
+    assert (judge.first_gpu, judge.tp, judge.port, judge.load_format, judge.tokenizer) == (2, 4, 20008, "auto", True)
+    assert judge.model == Path("judge")
 
 
 def test_reserved_ports_are_those_that_the_processes_use() -> None:

@@ -10,6 +10,7 @@ from conf.shapes import Layout, ModelShape
 from launch.plan.model_costs import weight_bytes
 from launch.plan.one_node import ENGINE_WEIGHTS, NodeLayout, fit
 from launch.plan.training import USABLE, TrainerSetup, training_memory
+from rollout.servers import frozen_gpus
 from tests.launch.placement.test_recorded_placement import configuration
 
 H100 = 80e9
@@ -78,6 +79,15 @@ def test_what_does_not_fit_is_refused_with_what_to_do() -> None:
 def test_one_gpu_cannot_be_shared(gpus: int) -> None:
     with pytest.raises(ConfigError, match="one rank per GPU"):
         fit(gpus, H100, DEBUG, 768)
+
+
+def test_gpus_of_a_teacher_and_a_judge_model_are_left_to_them() -> None:
+    overrides = ["algo.teacher=t", "algo.teacher_on=engine", "algo.teacher_tp=2", "reward.judge_model=j"]
+    taken = frozen_gpus(configuration("debug", *overrides))
+    assert fit(8, H100, DEBUG, 768, taken) == replace(layout(1, 1, 2, 3, 1), frozen_gpus=3)
+    assert "cluster.gpus_per_node=8" in fit(8, H100, DEBUG, 768, taken).overrides
+    with pytest.raises(ConfigError, match="1 GPU beside 3 for a teacher or judge model"):
+        fit(4, H100, DEBUG, 768, taken)
 
 
 @pytest.mark.parametrize("gpus", range(2, 9))

@@ -19,7 +19,7 @@ from launch.plan.calibration import stored
 from launch.plan.generation import FleetSetup, GenerationCost, sequences_that_fit
 from launch.plan.inputs import LengthDistribution
 from launch.plan.model_costs import kv_bytes_per_token
-from launch.plan.plan_report import report
+from launch.plan.plan_report import inputs, report
 from launch.plan.points import H100
 from launch.plan.reliability import gathered_bytes, reliability, save_stall_s
 from launch.plan.search import MOST_NODES, Search, least, setups
@@ -378,6 +378,10 @@ def test_wrong_input_names_the_setting_and_what_works(override: str, said: str) 
     [
         (["rollout.engine_tp=1"], "cannot hold the weights .* rollout.engine_tp=2"),
         (["trainer.dp=32"], "the cluster has 256: trainer.dp=22 rollout.engines=20 fit"),
+        (
+            ["algo.teacher=t", "algo.teacher_on=engine", "algo.teacher_tp=8"],
+            "the cluster has 248, beside 8 for a teacher or judge model: trainer.dp=",
+        ),
         (["cluster.nodes=12"], "the cluster has 96: trainer.dp=6 rollout.engines=12 fit"),
         (
             ["trainer.tp=1", "trainer.dp=1", "trainer.sequence_parallel=false"],
@@ -392,6 +396,15 @@ def test_run_that_cannot_be_as_configured_is_told_what_could(overrides: list[str
     with pytest.raises(ConfigError, match=said):
         _ = study.configured
     assert study.misfit
+
+
+def test_no_plan_uses_the_gpus_of_a_judge_model(study: Study) -> None:
+    judged = make_study(config("reward.judge_model=j", "reward.judge_model_tp=8"))
+    for name, search in judged.searches.items():
+        for plan in search.splits:
+            assert plan.training.setup.gpus + plan.generation.fleet.gpus <= 248
+        assert judged.best[name].step_s >= study.best[name].step_s
+    assert "8 for a teacher or judge model" in inputs(judged)
 
 
 def test_configured_run_that_fits_has_no_complaint(study: Study) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from reward.grade import grade
-from reward.kinds.kind import Answer
+from reward.kinds.judge_model import JudgeModelTask
+from reward.kinds.kind import Answer, Defaults
 from reward.services import TRIES, Services
 from reward.task import TaskError, read_reward
 from rollout.ledger.records import Finish, Verdict
@@ -81,6 +82,16 @@ def test_reasoning_that_never_ends_is_no_answer_and_no_judge_is_asked(lent: Only
     reward = read_reward({**TASK, "url": "http://127.0.0.1:9/v1"})
     assert "never ends" in grade(reward, Answer(completion="<think>hm"), lent).reason
     assert grade(reward, Answer(completion="x", finish=Finish.LENGTH), lent).reason == "the completion reached its cap"
+
+
+def test_task_without_a_url_asks_the_judge_model_of_the_run() -> None:
+    served = Defaults(judge_model=True)
+    [part] = read_reward({"kind": "judge", "template": "{answer}"}, defaults=served).parts
+    assert isinstance(part.task, JudgeModelTask) and part.task.endpoint.is_own and part.task.request["model"] == "judge"
+    with pytest.raises(TaskError, match=r"task.url: is missing: .* or set reward.judge_model=FOLDER"):
+        read_reward(TASK)
+    with pytest.raises(TaskError, match=r"task.token_env: has no meaning without a `url`"):
+        read_reward({**TASK, "token_env": "HOME"}, defaults=served)
 
 
 @pytest.mark.parametrize(

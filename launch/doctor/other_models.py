@@ -1,4 +1,8 @@
-"""Checks of a teacher that is given as a folder: it is there, fits into the reference's place, and has the model's tokenizer."""
+"""Checks of the other models of a run, which are given as folders: a teacher and a judge model.
+
+A teacher has the model's tokenizer, and in the place of the reference it has the model's shape. A judge model has a chat
+template. On a server of its own, either may be of any architecture that SGLang knows.
+"""
 
 from pathlib import Path
 
@@ -36,4 +40,22 @@ def teacher(case: Case) -> Finding:
     return ok(f"{algo.teacher}, in the {'trainer' if algo.teacher_is_reference else 'fleet, on an engine of its own'}")
 
 
-CHECKS = (Check(name="teacher", run=teacher),)
+def judge_model(case: Case) -> Finding:
+    folder = case.config.reward.judge_model
+    if not folder:
+        return skipped("the run serves no judge model (reward.judge_model)")
+    if case.made_later(folder):
+        return skipped(f"{folder} is made at the launch (model.prepare={case.config.model.prepare})")
+    if not (Path(folder) / "config.json").is_file():
+        remedy = "give a Hugging Face folder, or leave the setting out and give the tasks the `url` of an endpoint"
+        return failure(f"reward.judge_model={folder}: no such model folder", remedy)
+    try:
+        has_template = bool(load_tokenizer(folder).chat_template)
+    except ProblemError as error:
+        return failure(str(error), "name another judge model, or give the tasks the `url` of an endpoint")
+    if not has_template:
+        return failure(f"reward.judge_model={folder} has no chat template", "choose a model that was trained to chat")
+    return ok(f"{folder}, in the fleet, on an engine of its own")
+
+
+CHECKS = (Check(name="teacher", run=teacher), Check(name="judge model", run=judge_model))
