@@ -6,9 +6,10 @@
 A line of completions may also hold `tokens`, their number, and `finish`, which is `stop` or `length`. Functions of the kind
 `python` are those in the folder where the command is given.
 
-The problems are rows as a run reads them (docs/problems.md), optionally with a `solution`, which is a whole program. Each
-problem that is refused and each completion that fails is named with its file and line. Ends with 0 if everything passed, 1 if
-something did not, CANNOT_READ if a file cannot be read or this host has no sandbox.
+The problems are rows as a run reads them (docs/problems.md), optionally with a `solution`: a whole program for the kinds that
+grade code, a whole answer for the others. Each problem that is refused and each completion that fails is named with its file and
+line. Ends with 0 if everything passed, 1 if something did not, CANNOT_READ if a file cannot be read, or if a task needs a sandbox
+and this host has none.
 """
 
 import argparse
@@ -89,8 +90,9 @@ def _own_solutions(problems: dict[str, Gradable]) -> Iterator[Attempt]:
         raise CheckError("no problem holds a `solution`: give completions with --solutions FILE")
     for name, found in problems.items():
         for solution in found.draft.solutions[:1]:
-            answer = replace(answer_to(found.problem, as_answer(solution)), prefill="")  # a whole program
-            yield Attempt(where=f"{found.problem.where} ({name})", reward=found.rewards[0], answer=answer)
+            reward = found.rewards[0]
+            answer = replace(answer_to(found.problem, as_answer(solution, reward)), prefill="")  # it is the whole answer
+            yield Attempt(where=f"{found.problem.where} ({name})", reward=reward, answer=answer)
 
 
 def _completions(path: Path, problems: dict[str, Gradable]) -> Iterator[Attempt]:

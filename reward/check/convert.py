@@ -128,7 +128,8 @@ class _Tries:
     @property
     def attempt(self) -> Attempt:
         index, solution = self.left[0]
-        return Attempt(where=self.id, reward=self.found.rewards[index], answer=Answer(completion=as_answer(solution)))
+        reward = self.found.rewards[index]
+        return Attempt(where=self.id, reward=reward, answer=Answer(completion=as_answer(solution, reward)))
 
     def line(self, index: int, solution: str | None) -> dict[str, Any]:
         return {**self.found.draft.line(self.found.draft.tasks[index], solution), "id": self.id}

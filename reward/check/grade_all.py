@@ -13,7 +13,6 @@ from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, TaskError
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
-from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
 from rollout.ledger.records import Verdict
 
@@ -39,7 +38,7 @@ class GradedCompletion:
 def grade_all(
     attempts: Sequence[Attempt], slots: int, figures: Figures, settings: Settings | None = None
 ) -> Iterator[GradedCompletion]:
-    """Grades in `slots` sandboxes at once; results come in the order of the attempts."""
+    """Grades `slots` completions at once; results come in the order of the attempts."""
     sandboxes, services = Sandboxes(slots, settings), Services()
     functions = FunctionPool(Path.cwd(), slots, FUNCTION_MEMORY_MB)
     lent = Lent(
@@ -62,8 +61,6 @@ def grade_all(
         figures.add(verdict)
         return GradedCompletion(where=attempt.where, verdict=verdict, reason=verdict.reason)
 
-    with Sandbox(settings):  # refuses with the reason before a pool of threads would
-        pass
     try:
         with ThreadPoolExecutor(slots) as pool:
             yield from pool.map(one, attempts)
@@ -73,7 +70,9 @@ def grade_all(
         functions.close()
 
 
-def as_answer(program: str) -> str:
-    """A program as a model would give it: in a block, whose fence is longer than any in the program."""
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", program))])
-    return f"{fence}python\n{program}\n{fence}"
+def as_answer(solution: str, reward: Reward) -> str:
+    """A solution as a model would give it. A program is in a block, whose fence is longer than any in the program."""
+    if not reward.grades_code:
+        return solution
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", solution))])
+    return f"{fence}python\n{solution}\n{fence}"

@@ -39,7 +39,7 @@ class Draft:
     tasks: Sequence[Any]
     id: Any = None  # None: the problem is named by the place of its row
     messages: list[dict[str, str]] = field(default_factory=list)
-    solutions: Sequence[str] = ()  # whole programs, of which one must pass
+    solutions: Sequence[str] = ()  # whole answers, such as programs; one of them must pass
     prefill: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)  # other fields of the line

@@ -58,7 +58,7 @@ def read_verl(row: Row, options: Options) -> Draft:
 def _draft(row: Row, truth: Any, column: str, options: Options, solution: str = "") -> Draft:
     tests = _object_or_text(truth)
     if not _are_tests(tests):
-        return Draft(messages=prompt_of(row), tasks=[math_task(truth, column)])
+        return Draft(messages=prompt_of(row), tasks=[math_task(truth, column)], solutions=[solution] if solution else [])
     found = blocks(solution)
     code = found[-1].code if found else solution
     return Draft(

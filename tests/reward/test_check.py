@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from reward.check.__main__ import CANNOT_READ, main
+from reward.jail.limits import SandboxUnavailable
+from reward.sandbox.sandbox import Sandbox
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 PROBLEM: dict[str, Any] = {
@@ -21,6 +23,24 @@ PROBLEM: dict[str, Any] = {
 def write(path: Path, *lines: Any) -> str:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
+
+
+MATH = {"id": "m", "prompt": "1 + 1?", "task": {"kind": "math", "answer": "2"}, "solution": "It is \\boxed{2}."}
+
+
+def test_solution_of_a_math_row_is_an_answer_and_needs_no_sandbox(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Sandbox) -> Sandbox:
+        raise SandboxUnavailable("this host has no sandbox")
+
+    monkeypatch.setattr(Sandbox, "__enter__", refuse)
+    of_a_set = {"problem": "2 + 2?", "solution": "Adding gives $\\boxed{4}$.", "level": "Level 1", "type": "Algebra"}
+    assert main([write(tmp_path / "own.jsonl", MATH)]) == main([write(tmp_path / "math.jsonl", of_a_set)]) == 0
+    assert main([write(tmp_path / "wrong.jsonl", {**MATH, "solution": "It is 3."})]) == 1
+    assert "wrong.jsonl:1 (m):" in capsys.readouterr().err
+    assert main([write(tmp_path / "code.jsonl", PROBLEM)]) == CANNOT_READ
+    assert "this host has no sandbox" in capsys.readouterr().err
 
 
 def test_problems_whose_solutions_pass_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
