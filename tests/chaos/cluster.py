@@ -1,7 +1,8 @@
 """The debug run as processes that may be killed, frozen and cut off: queue server, workers with engines, a judge, a trainer.
 
 Real are the queue server, the workers and the judge with its sandboxes; engines and trainer are stand-ins that start in an
-instant. What dies is started again, as the launcher does it.
+instant. The last worker keeps the server of a teacher. A service of the user's gives a part of each reward, and may fail in many
+ways. What dies is started again, as the launcher does it.
 """
 
 import contextlib
@@ -29,10 +30,12 @@ from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import RunKeys
 from tests.chaos.disk import Disk
 from tests.chaos.proxy import Proxy, Weather
-from tests.chaos.words import USER_CODE, write_problems, write_tokenizer
+from tests.chaos.score_service import TIMEOUT_S, Mood, ScoreService
+from tests.chaos.words import DEADLINE_S, USER_CODE, write_problems, write_tokenizer
 from tests.rollout.stage import QWEN2, REPOSITORY, WORKER, free_ports
 
-WORKERS = 2
+ENGINES = 2
+WORKERS = ENGINES + 1  # the last one keeps the teacher's server
 PORTS = 40
 KILLED = -signal.SIGKILL
 PROBLEMS = 12
@@ -65,18 +68,24 @@ class _Later:
     act: Callable[[], None] = field(compare=False)
 
 
-def run_config(folder: Path, *, steps: int) -> RunConfig:
+def run_config(folder: Path, *, steps: int, score_url: str) -> RunConfig:
     return RunConfig(
         model=ModelConfig(path=str(folder / "model"), dtype="float32"),
         data=DataConfig(train=[str(folder / "problems.jsonl")], max_prompt_tokens=32),
-        algo=AlgoConfig(groups_per_step=2, completions_per_group=2, minibatches=1),
+        algo=AlgoConfig(
+            groups_per_step=2, completions_per_group=2, minibatches=1, teacher=str(folder / "model"), teacher_on="engine",
+        ),
         rollout=RolloutConfig(
             max_staleness=1, max_completion_tokens=48, segment_tokens=12, concurrency=4, lease_s=1.5, request_s=20.0,
-            engine_start_s=20.0, engine_restarts=1000, engine_args=["--pace-s=0.01"],
+            engines=ENGINES, engine_start_s=20.0, engine_restarts=1000, engine_args=["--pace-s=0.01"],
         ),
         trainer=TrainerConfig(steps=steps, checkpoint_every=2, checkpoints_kept=2, push_s=2.0, stall_s=60.0),
         reward=RewardConfig(
-            slots=1, cpu_limit_s=2.0, parts={"bonus": {"kind": "python", "function": "chaos_rewards:bonus", "deadline_s": 60}},
+            slots=1, cpu_limit_s=2.0,
+            parts={
+                "bonus": {"kind": "python", "function": "chaos_rewards:bonus", "deadline_s": DEADLINE_S},
+                "score": {"kind": "http", "url": score_url, "batch": 4, "timeout_s": TIMEOUT_S},
+            },
         ),
     )  # fmt: skip
 
@@ -87,7 +96,9 @@ class Cluster:
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text(json.dumps(QWEN2))
         write_problems(folder / "problems.jsonl", PROBLEMS)
-        self.config = run_config(folder, steps=steps)
+        port = free_ports(PORTS)
+        self.service = ScoreService(port + 4)
+        self.config = run_config(folder, steps=steps, score_url=self.service.url)
         (self.run / "user_code").mkdir(parents=True)
         (self.run / "user_code" / "chaos_rewards.py").write_text(USER_CODE)
         write_run(self.config, self.run)
@@ -100,7 +111,6 @@ class Cluster:
         self.disk = Disk(folder / "disk")
         (self.run / "ledger.db").symlink_to(self.disk.folder / "ledger.db")
         self.clock = folder / "clock"
-        port = free_ports(PORTS)
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self.links = {name: Proxy(port + 1 + i, port) for i, name in enumerate(("workers", "judge", "trainer"))}
         self.members = {member.name: member for member in self._members(port + 8)}
@@ -135,6 +145,7 @@ class Cluster:
                 member.process.wait()
         for link in self.links.values():
             link.close()
+        self.service.close()
         self.disk.close()
 
     # Faults.
@@ -157,6 +168,10 @@ class Cluster:
     def change_weather(self, link: str, weather: Weather, seconds: float) -> None:
         self.links[link].change(weather)
         self.after(seconds, lambda: self.links[link].change(Weather.FAIR))
+
+    def change_mood(self, mood: Mood, seconds: float) -> None:
+        self.service.change(mood)
+        self.after(seconds, lambda: self.service.change(Mood.FAIR))
 
     def jump(self) -> None:
         self.clock.write_text(str(self._chance.uniform(-FAR_S, FAR_S)))

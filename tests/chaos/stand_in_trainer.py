@@ -26,8 +26,8 @@ from rollout.ledger.records import Batch, EngineInfo, Finish, Trajectory
 from rollout.ledger.wire import pack
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import RunKeys
-from tests.chaos.words import bonus, worth
-from tests.rollout.fake_engine import next_token
+from tests.chaos.words import NONSENSE, bonus, score, worth
+from tests.rollout.fake_engine import next_token, prompt_logprob
 
 CONTRACT_BROKEN = 3
 TAKE_S = 1.0
@@ -118,15 +118,21 @@ class StandInTrainer:
         for i in sampled:
             token, logprob = next_token(tokens[:i], int(trajectory.versions[i]))
             self.need((tokens[i], np.float32(logprob)) == (token, trajectory.logprobs[i]), f"token {i} is not what was sampled")
+            self.need(
+                trajectory.teacher[i] == np.float32(prompt_logprob(tokens, i)), f"token {i} has another log-prob of the teacher"
+            )
         completion = [tokens[i] for i in sampled]
         cap = self.config.rollout.max_completion_tokens
         self.need(trajectory.finish is Finish.STOP or len(completion) == cap, f"ended ({trajectory.finish}) at {len(completion)}")
         reward = worth(completion) if trajectory.finish is Finish.STOP else self.config.reward.truncated_reward
-        added, failed = bonus(len(completion))
-        reward += added
-        self.need(trajectory.reward == reward, f"a reward of {trajectory.reward} for what is worth {reward}: {trajectory.reason}")
-        self.need(trajectory.reward_parts["function_failed"] == failed, f"a failure that was not counted: {trajectory.reason}")
-        self.need(("chaos_rewards:bonus: " in trajectory.reason) == failed, f"the reason {trajectory.reason!r}")
+        added, failure = bonus(len(completion))
+        parts, reason = trajectory.reward_parts, trajectory.reason
+        refused = parts["failed"] == 1.0  # the service talked nonsense about it three times
+        reward += added + (0.0 if refused else score(len(completion)))
+        self.need(trajectory.reward == reward, f"a reward of {trajectory.reward} for what is worth {reward}: {reason}")
+        self.need(parts["function_failed"] == bool(failure), f"a failure that was not counted: {reason}")
+        self.need(("chaos_rewards:bonus: " in reason) == bool(failure) and failure in reason, f"the reason {reason!r}")
+        self.need((f"'{NONSENSE}'" in reason) == refused, f"the reason {reason!r}")
 
     def need(self, condition: bool, what: str) -> None:
         if not condition:

@@ -23,6 +23,7 @@ from rollout.ledger.rules import Rules
 from rollout.prompts.stream import PromptStream
 from tests.chaos.cluster import PROBLEMS, WORKERS, ChaosError, Cluster
 from tests.chaos.proxy import Weather
+from tests.chaos.score_service import Mood
 
 VICTIMS = ("queue", "trainer", "judge", *(f"{kind}-{n}" for kind in ("worker", "engine") for n in range(WORKERS)))
 LINKS = ("workers", "judge", "trainer")
@@ -43,11 +44,12 @@ class Fault:
 
 
 def draw(chance: random.Random) -> Fault:
-    what = chance.choices(
-        ["kill", "freeze", "full", "clock", *(w for w in Weather if w is not Weather.FAIR)], [10, 6, 2, 1, 2, 2, 2]
-    )[0]
+    weathers, moods = [w for w in Weather if w is not Weather.FAIR], [m for m in Mood if m is not Mood.FAIR]
+    weights = [10, 6, 2, 1, *([2] * len(weathers)), *([1] * len(moods))]
+    what = chance.choices(["kill", "freeze", "full", "clock", *weathers, *moods], weights)[0]
     lasts_s = 0.0 if what in ("kill", "clock") else chance.uniform(*LONGER_THAN_A_LEASE)
-    whom = {"full": "disk", "clock": "everywhere"}.get(what) or chance.choice(VICTIMS if what in ("kill", "freeze") else LINKS)
+    elsewhere = {"full": "disk", "clock": "everywhere", **dict.fromkeys(moods, "service")}
+    whom = elsewhere.get(what) or chance.choice(VICTIMS if what in ("kill", "freeze") else LINKS)
     return Fault(what=what, whom=whom, seconds=lasts_s, pause_s=chance.uniform(0.1, 1.5))
 
 
@@ -61,6 +63,8 @@ def inflict(cluster: Cluster, fault: Fault) -> None:
             cluster.fill_disk(fault.seconds)
         case "clock":
             cluster.jump()
+        case mood if mood in list(Mood):
+            cluster.change_mood(Mood(mood), fault.seconds)
         case weather:
             cluster.change_weather(fault.whom, Weather(weather), fault.seconds)
 

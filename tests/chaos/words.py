@@ -20,21 +20,38 @@ def worth(completion: Sequence[int]) -> float:
     return float(sum(token & 1 for token in completion) % 2)
 
 
-def bonus(tokens: int) -> tuple[float, bool]:
-    """What the user's function adds to the reward of a completion, and whether it fails: it raises, or ends its process."""
-    return (0.0, True) if tokens % 5 in (1, 2) else (0.25, False)
+HANGS = 29
+DEADLINE_S = 12.0  # longer than any process is frozen
+NONSENSE = "nonsense"
 
 
-USER_CODE = """
-import os
+def bonus(tokens: int) -> tuple[float, str]:
+    """What the user's function adds to the reward of a completion, and of what its failure tells: it raises, ends its process, or
+    hangs."""
+    if tokens == HANGS:
+        return 0.0, f"{DEADLINE_S:g} s"
+    return {1: (0.0, "ValueError: at times"), 2: (0.0, "ended")}.get(tokens % 5, (0.25, ""))
+
+
+USER_CODE = f"""
+import os, time
 
 def bonus(tokens):
+    if tokens == {HANGS}:
+        time.sleep(1000)
     if tokens % 5 == 1:
         raise ValueError("at times")
     if tokens % 5 == 2:
         os._exit(1)
+    if tokens % 5 == 4 and os.fork() == 0:
+        time.sleep(1000)
     return 0.25
 """
+
+
+def score(tokens: int) -> float:
+    """What the user's service gives."""
+    return tokens % 5 / 4
 
 
 def word(token: int) -> str:
