@@ -115,7 +115,7 @@ def ours(given: Inputs, algo: AlgoConfig, normalisation: str, *, teacher_weight:
     current = given.current.clone().requires_grad_()
     sequences = Sequences(index=torch.arange(SEQUENCES).repeat_interleave(lengths), count=SEQUENCES)
     weights, _ = behaviour_weights(given.old[real], given.behaviour[real], sequences, algo)
-    advantages = taught(given.advantages[sequences.index], given.old[real], given.reference[real], teacher_weight)
+    advantages = taught(given.advantages[sequences.index], given.old[real], given.reference[real], teacher_weight, baseline=0.0)
     inputs = LossInputs(
         old=given.old[real], behaviour=given.behaviour[real], behaviour_weights=weights, sequences=sequences,
         advantages=advantages, reference=given.reference[real],

@@ -49,6 +49,7 @@ def make_loss_inputs(
     advantages = algo.reward_weight * batch_advantages(batch, rewards, advantage, algo)
     in_loss = list(reference) if algo.kl_in == "loss" and algo.kl_coef > 0 else [None] * len(microbatches)
     teachers: list[Tensor | None] = [*teacher] if teacher else [None] * len(microbatches)
+    baseline = mean_gap(old, teacher, mesh) if algo.teacher else 0.0
     made = []
     for microbatch, old_logprobs, reference_logprobs, teacher_logprobs in zip(microbatches, old, in_loss, teachers, strict=True):
         sequences = sequences_of(microbatch, mesh)
@@ -59,7 +60,7 @@ def make_loss_inputs(
         token_advantages = torch.from_numpy(advantages[microbatch.trajectories][microbatch.sequences]).to(mesh.device)
         if teacher_logprobs is not None:
             figures.add("kl/teacher", old_logprobs - teacher_logprobs)
-            token_advantages = taught(token_advantages, old_logprobs, teacher_logprobs, algo.teacher_weight)
+            token_advantages = taught(token_advantages, old_logprobs, teacher_logprobs, algo.teacher_weight, baseline)
         inputs = LossInputs(
             old=old_logprobs,
             behaviour=behaviour,
@@ -70,6 +71,16 @@ def make_loss_inputs(
         )
         made.append(inputs)
     return made
+
+
+def mean_gap(old: Sequence[Tensor], teacher: Sequence[Tensor], mesh: Mesh) -> Tensor:
+    """The mean of old - teacher over all tokens of the batch."""
+    total = torch.zeros(2, dtype=torch.float64, device=mesh.device)  # the sum, and the tokens
+    for old_logprobs, teacher_logprobs in zip(old, teacher, strict=True):
+        total[0] += (old_logprobs - teacher_logprobs).sum()
+        total[1] += len(old_logprobs)
+    dist.all_reduce(total, group=mesh.dp_cp_group)
+    return (total[0] / total[1]).float()
 
 
 def shaped_rewards(batch: Batch, config: RunConfig) -> F32:

@@ -35,13 +35,15 @@ def token_losses(
     return losses, figures
 
 
-def taught(advantages: Tensor, old: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """advantage - weight x (old - teacher) per token [m], from the log-probs of the policy and of its teacher.
+def taught(advantages: Tensor, old: Tensor, teacher: Tensor, weight: float, baseline: Tensor | float) -> Tensor:
+    """advantage - weight x (old - teacher - baseline) per token [m], from the log-probs of the policy and of its teacher.
 
     The mean of old - teacher over tokens that the policy sampled is KL(policy || teacher), so this is on-policy distillation as
-    a policy gradient (MiniLLM, arXiv 2306.08543; Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025).
+    a policy gradient (MiniLLM, arXiv 2306.08543; Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025). A baseline
+    changes no expected gradient. With 0, a policy far from its teacher is pushed away from nearly every token that it sampled,
+    and the variance of that hides what it should learn. The mean of old - teacher takes most of this variance away.
     """
-    return advantages - weight * (old - teacher)
+    return advantages - weight * (old - teacher - baseline)
 
 
 def behaviour_weights(old: Tensor, behaviour: Tensor, sequences: Sequences, algo: AlgoConfig) -> tuple[Tensor, Tensor]:
