@@ -27,6 +27,7 @@ from aiohttp import web
 
 from conf.compose.check import check
 from conf.compose.load import write_run
+from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from rollout.engine_client import EngineClient
@@ -64,6 +65,7 @@ def make_run(folder: Path, first_port: int, **settings: Any) -> "Run":
     check(config)
     run = Run(path=folder / "run", config=config, first_port=first_port)
     write_run(config, run.path)
+    keep_description(config, run.path)
     RunKeys.create(run.path)
     return run
 

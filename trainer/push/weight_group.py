@@ -14,10 +14,10 @@ The weights of an engine are compared through checksums: `expected_checksums` co
 import hashlib
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -56,21 +56,27 @@ def within(call: Callable[[], T], timeout_s: float, device: torch.device | None 
 
     Neither torch nor NCCL bounds every step of joining a group: NCCL's first broadcast waits for all ranks without a limit.
     """
-    outcome: Future[T] = Future()
+    outcome: queue.SimpleQueue[tuple[list[T], Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
         if device is not None and device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has a current device of its own
         try:
-            outcome.set_result(call())
+            outcome.put(([call()], None))
         except (RuntimeError, ValueError) as error:  # all that torch raises here
-            outcome.set_exception(error)
+            outcome.put(([], error))
 
     threading.Thread(target=run, name="weight group", daemon=True).start()
     try:
-        return outcome.result(timeout_s)
-    except TimeoutError as error:
-        raise WeightGroupError(f"it did not end within {timeout_s:.1f} s") from error
+        result, failure = outcome.get(timeout=timeout_s)
+    except queue.Empty:
+        raise WeightGroupError(f"it did not end within {timeout_s:.1f} s") from None
+    if failure is None:
+        return result[0]
+    try:
+        raise failure
+    finally:
+        del failure  # a frame that holds its own exception is never freed, nor is the group: its engines would wait for it
 
 
 def join(

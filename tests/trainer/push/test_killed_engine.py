@@ -1,6 +1,7 @@
 """A real SGLang server that is killed inside a push is lost; the other one gets through, and trains on with the trainer."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.ports import free_port
 from tests.trainer import ranks
 from tests.trainer.megatron.test_policy import batch, config, model_folder
 from tests.trainer.push.test_push import KEY, FixedFleet, as_registered, complete, real_engines
+from trainer.push.broadcasts import Broadcasts
 from trainer.push.push import Pusher, PushReport
 
 BUCKET_BYTES = 20_000
@@ -27,12 +29,17 @@ class DeadlyPusher(Pusher):
 
     victim = 0  # 0: none
 
-    def _flat_buckets(self) -> Iterator[Tensor | None]:
-        for number, bucket in enumerate(super()._flat_buckets()):
-            if number == 2 and self.victim:
+    def _sent_tensors(self, broadcasts: Broadcasts) -> Iterator[tuple[str, Tensor]]:
+        send, sent = broadcasts.send, itertools.count()
+
+        def send_after_the_kill(bucket: Tensor) -> None:
+            if next(sent) == 2:
                 os.killpg(self.victim, signal.SIGKILL)
-                self.victim = 0
-            yield bucket
+            send(bucket)
+
+        if self.victim:
+            broadcasts.send = send_after_the_kill  # type: ignore[method-assign]
+        return super()._sent_tensors(broadcasts)
 
 
 def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int) -> tuple[list[PushReport], list[bool]]:
@@ -58,6 +65,7 @@ def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int)
         pusher.victim = victim if version == 1 and mesh.is_first_stage else 0
         reports.append(pusher.push(version))
         engines[:] = [e for e in engines if e.id in reports[-1].engines]
+        assert engines, reports[-1].failed
         tensors = ((name, value) for name, value in hf_weights.hf_tensors(policy.chunks, policy.shape, mesh) if value is not None)
         (mine,) = weight_group.expected_checksums(tensors)
         theirs = asyncio.run(checksums(engines[0]))

@@ -1,9 +1,12 @@
 """Weight groups between real processes over gloo, and the checksums against a small model of what an engine does with a push."""
 
+import contextlib
+import gc
 import hashlib
 import multiprocessing
 import os
 import socket
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -79,6 +82,28 @@ def test_a_trainer_bound_to_a_device_joins_a_group_that_is_no_part_of_its_own(mo
 def test_a_group_that_nobody_joins_is_an_error_within_its_timeout() -> None:
     with pytest.raises(weight_group.WeightGroupError, match="rank 0 of 2 cannot join weight group 'lonely'"):
         weight_group.join("127.0.0.1", free_port(), rank=0, world_size=2, group_name="lonely", timeout_s=1.0)
+
+
+def test_group_of_a_call_that_failed_is_freed_at_once() -> None:
+    """Only then are its connections closed, and the engines at their other ends stop waiting."""
+
+    class Group:
+        def broadcast(self) -> None:
+            raise RuntimeError("connection closed by peer")
+
+    def send(group: Group) -> None:
+        with contextlib.suppress(RuntimeError):
+            weight_group.within(group.broadcast, TIMEOUT_S)
+
+    group = Group()
+    freed = weakref.ref(group)
+    gc.disable()
+    try:
+        send(group)
+        del group
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_port_in_use_is_an_error() -> None:
