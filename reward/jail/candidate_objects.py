@@ -115,7 +115,7 @@ class CandidateObjects:
             else:
                 result = OPERATIONS[request["do"]](*args, **kwargs)
             changed = (*args, *kwargs.values())
-            back = [self.pack(item) if type(item) in (list, dict, set, bytearray) else None for item in changed]
+            back = [self.pack(item) if type(item) in transfer.MUTABLE else None for item in changed]
             reply = {"ok": self.pack(result), "back": back}
         except harness.ChannelClosed:
             raise

@@ -378,11 +378,11 @@ class Link:
             if theirs is None:
                 continue
             new = self.unpack(theirs)
-            if isinstance(mine, list | bytearray) and type(new) is type(mine):
-                mine[:] = new
-            elif isinstance(mine, dict | set) and type(new) is type(mine):
-                mine.clear()
-                mine.update(new)
+            if type(new) is not type(mine) or type(mine) not in transfer.MUTABLE:
+                continue
+            kept: Any = mine
+            kept.clear()
+            (kept.update if isinstance(kept, dict | set) else kept.extend)(new)
 
     def exception(self, body: dict[str, Any]) -> BaseException:
         try:
@@ -410,7 +410,8 @@ class Link:
             return _BUILTIN.get(name) or _of_library(name) or self.exception_class(chain[1:])
         if number not in self.exceptions:
             base = self.exception_class(chain[1:])
-            self.exceptions[number] = type(name, (base,), {"__init__": _any_arguments, "__getattr__": _of_candidate})
+            methods = {"__init__": _any_arguments, "__getattr__": _of_candidate, "__str__": _text}
+            self.exceptions[number] = type(name, (base,), methods)
         return self.exceptions[number]
 
     def pack(self, value: object) -> Any:
@@ -553,6 +554,11 @@ def _of_library(name: str) -> type[BaseException] | None:
 
 def _any_arguments(self: BaseException, *args: object, **kwargs: object) -> None:
     BaseException.__init__(self, *args)
+
+
+def _text(self: BaseException) -> str:
+    """What the candidate's own class makes of it."""
+    return str(self.__dict__["candidate"]) if "candidate" in self.__dict__ else BaseException.__str__(self)
 
 
 def _of_candidate(self: BaseException, name: str) -> Any:

@@ -29,6 +29,8 @@ _CONTAINERS: dict[type, str] = {
     list: "__list__",
     deque: "__deque__",
 }
+MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
+"""Those of the copied types that a call can change in place."""
 _MAPPINGS: dict[type, str] = {dict: "__dict__", Counter: "__counter__", OrderedDict: "__ordered_dict__"}
 _MAPPING_BUILDERS: dict[str, Callable[[Any], Any]] = {
     **{tag: kind for kind, tag in _MAPPINGS.items()},

@@ -281,3 +281,36 @@ def test_mapping_of_the_candidate_can_be_read_like_a_dict(sandbox: Sandbox, use:
     assert not passes(
         sandbox, tests, code.replace("D(", "E(") + "\nclass D(E):\n    def __init__(self, d): super().__init__({'b': 2})", ""
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("deque([1, 2, 3])", "deque([3, 2, 1])", "x.reverse()"),
+        ("deque([1, 2])", "deque([2])", "x.popleft()"),
+        ("Counter('aab')", "Counter('ab')", "x.subtract('a')"),
+        ("OrderedDict(a=1, b=2)", "OrderedDict(b=2, a=1)", "x.move_to_end('a')"),
+        ("defaultdict(int, a=1)", "defaultdict(int, a=2)", "x['a'] += 1"),
+        ("bytearray(b'ab')", "bytearray(b'ba')", "x.reverse()"),
+        ("[1, 2]", "[2, 1]", "x.reverse()"),
+        ("{1, 2}", "{2}", "x.discard(1)"),
+    ],
+)
+def test_what_a_call_changes_in_place_is_changed_for_the_tests(sandbox: Sandbox, before: str, after: str, code: str) -> None:
+    tests = f"from collections import *\nx = {before}\nassert f(x) is None\nassert x == {after} and list(x) == list({after})"
+    assert passes(sandbox, tests, f"def f(x):\n    {code}")
+    assert not passes(sandbox, tests, "def f(x):\n    pass")
+
+
+def test_text_of_an_exception_is_what_its_own_class_makes_of_it(sandbox: Sandbox) -> None:
+    tests = (
+        "import pytest\n"
+        "with pytest.raises(NoFunds, match='lacks 5') as caught: pay(5)\n"
+        "assert str(caught.value) == 'lacks 5' and caught.value.amount == 5 and f'{caught.value}' == 'lacks 5'"
+    )
+    code = (
+        "class NoFunds(Exception):\n    def __init__(self, amount):\n        self.amount = amount\n"
+        "    def __str__(self): return f'lacks {self.amount}'\ndef pay(x): raise NoFunds(x)"
+    )
+    assert passes(sandbox, tests, code, "pay")
+    assert not passes(sandbox, tests, code.replace("lacks", "has"), "pay")
