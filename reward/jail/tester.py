@@ -377,12 +377,12 @@ class Link:
         for mine, theirs in zip(args, back if isinstance(back, list) else (), strict=False):
             if theirs is None:
                 continue
-            new = self.unpack(theirs)
-            if type(new) is not type(mine) or type(mine) not in transfer.MUTABLE:
-                continue
-            kept: Any = mine
-            kept.clear()
-            (kept.update if isinstance(kept, dict | set) else kept.extend)(new)
+            changed: Any = mine
+            new: Any = self.unpack(theirs)
+            kind = type(mine)
+            if kind in transfer.MUTABLE and kind is type(new):
+                changed.clear()
+                (changed.update if issubclass(kind, dict | set) else changed.extend)(new)
 
     def exception(self, body: dict[str, Any]) -> BaseException:
         try:
