@@ -59,6 +59,11 @@ RULES = (
     Rule(r"-m rollout\.ledger\.new_ledger", instead="it changes the run; tests/rollout/ledger/test_new_ledger.py"),
     Rule(r"-m reward\.check\.convert", instead="tests/reward/readers"),
     Rule(r"-m trainer\.replay", instead="tests/trainer/test_replay.py"),
+    Rule(r"-m trainer\.sft resume=", instead="tests/trainer/sft/test_finetuning.py"),
+    Rule(
+        r"-m trainer\.sft ",
+        more=("model.dtype=float32", "data.max_prompt_tokens=128", "rollout.max_completion_tokens=64", "output=OUTPUT"),
+    ),
 )
 
 
@@ -116,24 +121,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text(PROBLEM.replace('"id": "one"', f'"id": "{name}"'))
     completion = {"id": "problems", "completion": "```python\ndef one():\n    return 1\n```"}
     (folder / "completions.jsonl").write_text(json.dumps(completion) + "\n")
+    for name in ("chats", "heldout_chats"):
+        (folder / f"{name}.jsonl").write_text('{"prompt": "Write one().", "completion": "def one(): return 1"}\n')
     return folder
 
 
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("command", RUN)
-def test_the_command_works(command: str, small: tuple[str, ...], finished_run: Path, folder: Path) -> None:
+def test_the_command_works(command: str, small: tuple[str, ...], finished_run: Path, folder: Path, tmp_path: Path) -> None:
     places = {
         "outputs/NAME": str(finished_run),
         "FOLDER": next(word for word in small if word.startswith("model.path=")).partition("=")[2],
-        "problems.jsonl": str(folder / "problems.jsonl"),
-        "train.jsonl": str(folder / "train.jsonl"),
-        "heldout.jsonl": str(folder / "heldout.jsonl"),
-        "completions.jsonl": str(folder / "completions.jsonl"),
+        "OUTPUT": str(tmp_path),
+        **{file.name: str(file) for file in folder.iterdir()},
     }
-    text = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], command)
+    whole = " ".join((command, *rule_of(command).more))
+    text = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], whole)
     words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(text)]
     warnings = (0, 1) if "launch.doctor" in command else (0,)  # a doctor may find something wrong with this machine
-    assert run([*words, *rule_of(command).more], codes=warnings)
+    assert run(words, codes=warnings)
 
 
 @pytest.mark.timeout(DEADLINE_S)
