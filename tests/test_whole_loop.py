@@ -13,6 +13,7 @@ from statistics import fmean
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 
@@ -27,12 +28,21 @@ SMALL = [
 ]  # fmt: skip
 
 
+PARTS = [
+    "reward.parts.brevity={kind: python, function: 'my_rewards:brevity', weight: 0.1}",
+    "reward.parts.short={kind: length, target: 20, most: 60, weight: 0.2}",
+]
+
+
 @contextmanager
-def launched(output: Path, name: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def launched(output: Path, name: str, *overrides: str, cwd: Path = PROJECT) -> Iterator[subprocess.Popen[str]]:
     """A run started as a user would, in its own process group; nothing of it outlives the test."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     log = (output / f"{name}.out").open("a+")
     command = [sys.executable, "-m", "launch", *overrides]
-    launcher = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    launcher = subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         yield launcher
     finally:
@@ -96,8 +106,13 @@ def check_finished(run: Path, steps: int) -> None:
 
 
 def test_a_run_whose_worker_engine_judge_and_queue_server_are_killed_finishes_and_loses_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "chaos"
-    with launched(tmp_path, "chaos", "experiment=debug", f"output={tmp_path}", "name=chaos", *SMALL) as launcher:
+    run, cwd = tmp_path / "chaos", tmp_path / "cwd"
+    cwd.mkdir()
+    (PROJECT / "cache").mkdir(exist_ok=True)
+    (cwd / "cache").symlink_to(PROJECT / "cache")
+    (cwd / "my_rewards.py").write_text((PROJECT / "docs/examples/my_rewards.py").read_text())
+    words = ("experiment=debug", f"output={tmp_path}", "name=chaos", *SMALL, *PARTS)
+    with launched(tmp_path, "chaos", *words, cwd=cwd) as launcher:
         victims = [
             ("an engine", ("--model-path=",)),
             ("the queue server", ("rollout.queue",)),
@@ -112,6 +127,22 @@ def test_a_run_whose_worker_engine_judge_and_queue_server_are_killed_finishes_an
         launcher.wait(timeout=DEADLINE_S)
         assert launcher.returncode == 0, said(tmp_path)
     check_finished(run, STEPS)
+    check_parts(run)
+
+
+def check_parts(run: Path) -> None:
+    """The parts of the reward stand in the metrics, the report and TensorBoard, and add up to it."""
+    page = (run / "report.html").read_text()
+    scalars = EventAccumulator(str(run / "tensorboard")).Reload().Tags()["scalars"]
+    lines = [line for line in metrics(run) if line["step"] > 0]
+    for part in ("calls", "brevity", "short", "function_failed"):
+        assert part in page
+        for name in (f"reward/part/{part}/{figure}" for figure in ("mean", "min", "max")):
+            assert name in scalars and all(name in line for line in lines)
+    for line in lines:
+        tests, brevity, short = (line[f"reward/part/{part}/mean"] for part in ("calls", "brevity", "short"))
+        assert line["reward/mean"] == pytest.approx(tests + 0.1 * brevity + 0.2 * short, abs=1e-5)
+        assert 0 < brevity <= 1 and line["reward/part/function_failed/max"] == 0
 
 
 def test_a_run_whose_trainer_is_killed_goes_on_from_its_checkpoint_and_once_done_with_more_steps(tmp_path: Path) -> None:
