@@ -121,8 +121,8 @@ class ThroughTheLedger:
             segment = Segment(tokens=zeros[0], logprobs=zeros[1], versions=versions, finish=finish, engine="engine")
             self.ledger.apply(*self.ledger.report(lease.position, segment)[1])
             for graded in self.ledger.lease_grading("judge", 1):
-                where = graded.position.group, graded.position.trajectory
-                self.ledger.apply(*self.ledger.grade(*where, Verdict(reward=float(where[1] % 2)))[1])
+                verdict = Verdict(reward=float(graded.position.trajectory % 2))
+                self.ledger.apply(*self.ledger.grade(graded.position, verdict)[1])
             self.go_on()
 
         self.clock.after(tokens / TOKENS_S, done)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from rollout.ledger.changes import Graded
-from rollout.ledger.records import Finish, Position, Segment, Verdict
+from rollout.ledger.records import Answered, Finish, Position, Segment, Verdict
 from rollout.ledger.rules import Rules
 from rollout.ledger.wire import pack, unpack
 from rollout.queue import messages as m
@@ -204,8 +203,7 @@ class Generator:
         told, judge.outcomes = judge.outcomes, []
         parts = {"tests_passed": 0.5, "all_passed": 0.0, "truncated": 0.0, "timed_out": 0.0}
         graded = [
-            Graded(p.group, p.trajectory, Verdict(reward=float(p.trajectory % 2), parts=parts, reason="", cpu_s=1.0, wall_s=1.0))
-            for p in told
+            Answered(p, Verdict(reward=float(p.trajectory % 2), parts=parts, reason="", cpu_s=1.0, wall_s=1.0)) for p in told
         ]
 
         def done(_: Any) -> None:
@@ -216,7 +214,7 @@ class Generator:
             self._tell(judge)
             self._grade(judge)
 
-        judge.ask(m.ReportVerdicts(holder=judge.name, graded=graded), done)
+        judge.ask(m.ReportAnswers(holder=judge.name, answers=graded), done)
         self._beat(judge, "judge", len(told) / VERDICTS_A_HEARTBEAT)
 
     def _beat(self, client: Client, role: str, share: float) -> None:

@@ -286,6 +286,9 @@ class RolloutConfig:
     max_staleness: int = number(2, "Largest number of versions between a trained token and the trained policy", at_least=0)
     window: int = number(0, "Number of finished groups that may be trained before an older, unfinished one", at_least=0)
     max_completion_tokens: int = number(4096, "A completion that reaches this length is truncated", at_least=1)
+    max_turns: int = number(
+        1, "Turns of one episode, if its reward is an environment; rollout.max_completion_tokens limits all of them", at_least=1
+    )
     segment_tokens: int = number(
         4096, "Tokens after which a completion is interrupted; another engine may continue it", at_least=1
     )
@@ -372,7 +375,8 @@ class RewardConfig:
         "or two tags, as '<plan> </plan>'",
     )
     functions: list[str] = texts(
-        "Functions of your own that tasks of the kind `python` may name, as my_rewards:brevity", loaded_by="judge"
+        "Functions and classes of your own that tasks of the kinds `python` and `environment` may name, as my_rewards:brevity",
+        loaded_by="judge",
     )
     function_memory_mb: int = number(4096, "Memory of one process that runs such functions, in MiB", at_least=64)
     parts: dict[str, dict[str, Any]] = field(

@@ -32,6 +32,7 @@ from conf.schema import RULES, ConfigError, RunConfig, value_of
 FOLDER = "user_code"
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 OUR_PACKAGES = ("conf", "launch", "reward", "rollout", "trainer")
+USER_CODE_KINDS = {"python": "function", "environment": "environment"}  # kind of reward -> the field that names user code
 CANNOT_LOAD = 2
 
 
@@ -57,8 +58,8 @@ def named(config: RunConfig) -> Iterator[Named]:
             names = value if isinstance(value, list) else filter(is_user_code, [value])
             yield from (Named(setting=key, name=name, role=rule.loaded_by) for name in names)
     for name, part in config.reward.parts.items():
-        if isinstance(part, dict) and part.get("kind") == "python":
-            yield Named(setting=f"reward.parts.{name}.function", name=str(part.get("function")), role="judge")
+        if isinstance(part, dict) and (field := USER_CODE_KINDS.get(str(part.get("kind")))):
+            yield Named(setting=f"reward.parts.{name}.{field}", name=str(part.get(field)), role="judge")
 
 
 def load(name: str, run_dir: Path, *, setting: str) -> Callable[..., Any]:

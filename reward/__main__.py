@@ -22,6 +22,7 @@ from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
 from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
+from reward.kinds.turns import Turns
 from reward.readers.run_problems import grades_code
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
@@ -29,6 +30,7 @@ from reward.task import defaults_of
 from rollout.exit_codes import CANNOT_START
 from rollout.prompts.decoder import decoder
 from rollout.prompts.problems import ProblemError
+from rollout.prompts.suffix import SuffixRenderer
 from rollout.queue.client import QueueClient, QueueError
 from rollout.queue.keys import KeysError, RunKeys
 from rollout.servers import JUDGE_MODEL, address_file
@@ -44,7 +46,13 @@ def main(argv: list[str] | None = None) -> int:
         if grades_code(config):
             with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
                 pass
-        decode_tokens = decoder(str(description_of(config, arguments.run)), arguments.run / "prompts")
+        model = str(description_of(config, arguments.run))
+        decode_tokens = decoder(model, arguments.run / "prompts")
+        turns = Turns(
+            most=config.rollout.max_turns,
+            most_tokens=config.rollout.max_completion_tokens,
+            renderer=SuffixRenderer.of(model, config.data) if config.rollout.max_turns > 1 else None,
+        )
         slots = arguments.slots or config.reward.slots or len(os.sched_getaffinity(0))
         holder = f"{arguments.name}-{secrets.token_hex(4)}"  # new at each start, so that the leases of a dead judge lapse
         judge = Judge(
@@ -53,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             packages=config.reward.packages,
             functions=FunctionPool(arguments.run, slots, config.reward.function_memory_mb),
             judge_model=OwnServer(address=address_file(arguments.run, JUDGE_MODEL).read_text, api_key=keys.engine_api_key),
+            turns=turns,
             slots=slots,
             connect=lambda thread: QueueClient(
                 arguments.queue, keys, f"{holder}/{thread}", min(10.0, config.rollout.lease_s), decode_tokens

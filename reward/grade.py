@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reward.kinds.kind import Answer, Resources, Task
+from reward.kinds.kind import Answer, Reply, Resources, Task
 from rollout.ledger.records import Finish, Verdict
 
 REASON_CHARACTERS = 500
 TRUNCATED = "the completion reached its cap"
+NO_MORE_TURNS = "the environment asked for another turn, and none is left (rollout.max_turns)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,28 @@ class Reward:
 
     def ungraded(self, reason: str, *, wall_s: float) -> Verdict:
         """The verdict where the grader failed. It has the same figures as any other, all of them 0."""
-        verdicts = [Verdict(reward=0.0, parts=part.task.figures) for part in self.parts]
-        return replace(_sum(self.parts, verdicts, truncated=False), reason=printable(reason)[:REASON_CHARACTERS], wall_s=wall_s)
+        return self._without_grade(0.0, reason, truncated=False, wall_s=wall_s)
+
+    def cut_short(self, reason: str, *, wall_s: float = 0.0) -> Verdict:
+        """The verdict on an episode that reached a limit before its environment gave one."""
+        return self._without_grade(self.truncated_reward, reason, truncated=True, wall_s=wall_s)
+
+    def _without_grade(self, reward: float, reason: str, *, truncated: bool, wall_s: float) -> Verdict:
+        verdicts = [Verdict(reward=reward, parts=part.task.figures) for part in self.parts]
+        return replace(
+            _sum(self.parts, verdicts, truncated=truncated), reason=printable(reason)[:REASON_CHARACTERS], wall_s=wall_s
+        )
 
 
 def grade(reward: Reward, answer: Answer, resources: Resources) -> Verdict:
-    """Grades one completion. Raises SandboxError only where the sandbox itself fails again and again, which is no verdict."""
+    """Grades a completion that takes no further turn. Raises as `step` does."""
+    found = step(reward, answer, resources)
+    return found if isinstance(found, Verdict) else reward.cut_short(NO_MORE_TURNS)
+
+
+def step(reward: Reward, answer: Answer, resources: Resources) -> Verdict | Reply:
+    """Answers one turn: with a verdict, or with a reply after which the model takes another turn. A reward without an environment
+    is the verdict of the first turn. Raises EpisodeLost, and SandboxError only where the sandbox itself fails again and again."""
     truncated = answer.finish is Finish.LENGTH
     verdicts = []
     for part in reward.parts:
@@ -50,7 +67,10 @@ def grade(reward: Reward, answer: Answer, resources: Resources) -> Verdict:
         if truncated and not part.task.grades_truncated:
             verdict = Verdict(reward=reward.truncated_reward, parts=part.task.figures, reason=TRUNCATED)
         else:
-            verdict = part.task.grade(answer, resources)
+            found = part.task.grade(answer, resources)
+            if isinstance(found, Reply):  # an environment is the first part
+                return found
+            verdict = found
         verdicts.append(replace(verdict, wall_s=time.monotonic() - began_s))
     return _sum(reward.parts, verdicts, truncated=truncated)
 

@@ -21,17 +21,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from reward.grade import Reward, grade, printable
+from reward.grade import Reward, grade, printable, step
 from reward.jail.limits import Cancelled, HostExhausted, SandboxError, SandboxUnavailable
 from reward.judge_stats import Figures
 from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
-from reward.kinds.kind import Answer
+from reward.kinds.kind import Answer, Episode, EpisodeLost
+from reward.kinds.turns import MOST_RESTARTS, NoRoom, Turns
 from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
 from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
-from rollout.ledger.records import GradingWork, Heard, Position, Verdict
+from rollout.ledger.records import Answered, GradingWork, Heard, Observation, Position, Verdict
 from rollout.queue.client import QueueTimeout, Refused
 
 log = logging.getLogger("reward")
@@ -55,7 +56,7 @@ class QueueLike(Protocol):
 
     def lease_grading(self, holder: str, n: int, wait_s: float = 5.0) -> list[GradingWork]: ...
 
-    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]: ...
+    def answer(self, holder: str, answers: Sequence[Answered]) -> list[str]: ...
 
     def refuse_task(self, group: int, reason: str) -> None: ...
 
@@ -66,10 +67,10 @@ class QueueLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one lease: a verdict, or why its task cannot be graded, or neither if it was cancelled."""
+    """The result of one lease: an answer, or why its task cannot be graded, or neither if it was cancelled."""
 
     work: GradingWork
-    verdict: Verdict | None = None
+    answered: Answered | None = None
     refused: str = ""
 
 
@@ -84,6 +85,7 @@ class Judge:
         packages: Sequence[str],
         functions: FunctionPool,
         judge_model: OwnServer | None = None,
+        turns: Turns,
         slots: int,
         connect: Callable[[str], QueueLike],  # a new client, by the name of the thread that owns it
         lease_s: float,
@@ -94,6 +96,7 @@ class Judge:
         self._defaults = defaults
         self._slots = Slots(slots, MOST_WAITING)
         self._functions = functions
+        self._turns = turns
         self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
         self._services = Services(judge_model)
         self._connect = connect
@@ -233,7 +236,19 @@ class Judge:
     def _grade_by(self, reward: Reward, work: GradingWork) -> Outcome:
         began_s = time.monotonic()
         try:
-            return Outcome(work=work, verdict=self._grade(work, reward))
+            found = self._step(work, reward)
+            if isinstance(found, Verdict):
+                self.figures.add(found)
+                return Outcome(work=work, answered=Answered(work.position, verdict=found))
+            self.figures.add_observation()
+            return Outcome(work=work, answered=Answered(work.position, observation=found))
+        except EpisodeLost as error:
+            if work.position.attempt < MOST_RESTARTS:
+                log.warning("%s, completion %s begins again: %s", printable(work.prompt_id), work.position, printable(str(error)))
+                self.figures.add_restart()
+                return Outcome(work=work, answered=Answered(work.position))
+            verdict = reward.ungraded(f"its environment was lost {MOST_RESTARTS + 1} times", wall_s=time.monotonic() - began_s)
+            return Outcome(work=work, answered=Answered(work.position, verdict=verdict))
         except Cancelled:
             self.figures.add_cancelled()
             return Outcome(work=work)
@@ -243,9 +258,11 @@ class Judge:
             log.exception("%s, completion %s: the grader failed", printable(work.prompt_id), work.position)
             self.figures.add_failed()
             reason = f"the grader failed: {type(error).__name__}: {error}"
-            return Outcome(work=work, verdict=reward.ungraded(reason, wall_s=time.monotonic() - began_s))
+            verdict = reward.ungraded(reason, wall_s=time.monotonic() - began_s)
+            return Outcome(work=work, answered=Answered(work.position, verdict=verdict))
 
-    def _grade(self, work: GradingWork, reward: Reward) -> Verdict:
+    def _step(self, work: GradingWork, reward: Reward) -> Verdict | Observation:
+        """The answer to a turn. Raises EpisodeLost, Cancelled, TaskError and SandboxUnavailable."""
         with self._lock:
             unwanted = self._held[work.position]
         lent = Lent(
@@ -253,13 +270,14 @@ class Judge:
             functions=self._functions,
             services=self._services,
             slots=self._slots,
+            turns=self._turns,
             cancelled=unwanted.is_set,
         )
         began_s = time.monotonic()
         lost = 0
         while lost < SANDBOX_TRIES:
             try:
-                verdict = grade(reward, answer_of(work), lent)
+                found = self._answer(work, reward, lent)
             except SandboxUnavailable:
                 raise
             except HostExhausted as error:
@@ -274,9 +292,21 @@ class Judge:
                 log.warning("%s, completion %s: try %d: %s", printable(work.prompt_id), work.position, lost, error)
                 self.figures.add_lost_sandbox()
                 continue
-            self.figures.add(verdict)
-            return verdict
+            return found
         return reward.ungraded(f"{SANDBOX_TRIES} sandboxes were lost while it ran", wall_s=time.monotonic() - began_s)
+
+    def _answer(self, work: GradingWork, reward: Reward, lent: Lent) -> Verdict | Observation:
+        began_s, episode = time.monotonic(), self._turns.episode(work)
+        answer = answer_of(work, episode)
+        if episode.last:
+            return grade(reward, answer, lent)
+        found = step(reward, answer, lent)
+        if isinstance(found, Verdict):
+            return found
+        try:
+            return self._turns.observation(work, found, time.monotonic() - began_s)
+        except NoRoom as error:
+            return reward.cut_short(str(error), wall_s=time.monotonic() - began_s)
 
     # The reporter
 
@@ -311,8 +341,8 @@ class Judge:
                 self.figures.add_refused()
                 with suppress(Refused):  # another judge has refused it already
                     self._tell(partial(client.refuse_task, outcome.work.position.group, outcome.refused))
-        if found := [(outcome.work.position, outcome.verdict) for outcome in outcomes if outcome.verdict is not None]:
-            self._tell(partial(client.verdicts, self.holder, found))
+        if answers := [outcome.answered for outcome in outcomes if outcome.answered is not None]:
+            self._tell(partial(client.answer, self.holder, answers))
 
     def _tell(self, request: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + self._stall_s
@@ -340,12 +370,13 @@ class Judge:
             self._closing.set()
 
 
-def answer_of(work: GradingWork) -> Answer:
+def answer_of(work: GradingWork, episode: Episode) -> Answer:
     return Answer(
-        completion=work.completion,
-        prefill=work.prefill,
+        completion=work.turns[-1],
+        prefill=episode.prefill if episode.turns else work.prefill,
         prompt=work.prompt,
         metadata=work.metadata,
         finish=work.finish,
         tokens=work.tokens,
+        episode=episode,
     )

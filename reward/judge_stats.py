@@ -26,6 +26,12 @@ class Figures:
             self._cpu_s.append(verdict.cpu_s)
             self._wall_s.append(verdict.wall_s)
 
+    def add_observation(self) -> None:
+        self._count("observations")
+
+    def add_restart(self) -> None:
+        self._count("restarts")
+
     def add_refused(self) -> None:
         self._count("refused")
 

@@ -4,15 +4,17 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from reward.jail.limits import Cancelled
 from reward.kinds.endpoint import Endpoint
 from reward.kinds.functions.pool import FunctionPool
+from reward.kinds.turns import Turns
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
+from rollout.ledger.records import I32
 
 ASK_S = 0.2  # a slot that waits for a sandbox checks this often whether it is still wanted
 
@@ -113,6 +115,7 @@ class Lent:
     services: Services
     functions: FunctionPool
     slots: Slots
+    turns: Turns = field(default_factory=Turns)
     cancelled: Callable[[], bool]
 
     def sandbox(self, packages: Sequence[str] = ()) -> AbstractContextManager[Sandbox]:
@@ -120,6 +123,9 @@ class Lent:
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.slots.waiting()
+
+    def observe(self, messages: Sequence[Mapping[str, Any]], end: int) -> I32:
+        return self.turns.tokens(messages, end)
 
     def ask(self, endpoint: Endpoint, data: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         with self.slots.waiting():

@@ -15,6 +15,7 @@ from conf.user_code import named
 from reward.grade import Part, Reward
 from reward.kinds.asserts import read_asserts_task
 from reward.kinds.calls import read_calls_task
+from reward.kinds.environment import read_environment_task
 from reward.kinds.format import read_format_task
 from reward.kinds.http import read_http_task
 from reward.kinds.judge_model import read_judge_task
@@ -36,6 +37,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "http": read_http_task,
     "judge": read_judge_task,
     "python": read_python_task,
+    "environment": read_environment_task,
     "format": read_format_task,
     "length": read_length_task,
     "overlong": read_overlong_task,
@@ -76,6 +78,9 @@ def defaults_of(config: RunConfig) -> Defaults:
 def read_reward(data: Any, *, defaults: Defaults = DEFAULTS) -> Reward:
     """The reward that a problem's `task` describes, with the parts that every reward of the run has. Raises TaskError."""
     parts = [*_read_parts(data, defaults), *_parts_of_the_run(defaults)]
+    parts.sort(key=lambda part: not part.task.is_environment)  # an environment decides whether the others are asked at all
+    if sum(part.task.is_environment for part in parts) > 1:
+        raise TaskError("task: two parts are environments: an episode has one")
     seen: set[str] = {RESERVED}
     for part in parts:
         if part.name in seen:

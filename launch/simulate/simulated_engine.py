@@ -184,7 +184,7 @@ class SimulatedEngine:
             self.context_tokens += context
 
     def _prefill(self, flight: Flight, context: int) -> None:
-        group, trajectory, offset = flight.position
+        group, trajectory, offset, _ = flight.position
         if offset and (group, trajectory) in self._kept:
             return
         if group in self._prompts:

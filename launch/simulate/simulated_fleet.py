@@ -46,8 +46,8 @@ class Judges:
             self._events.at(self._events.now_s + grading_s, self._graded, position)
 
     def _graded(self, _number: int, position: Position) -> None:
-        ledger, (index, trajectory, _) = self._ledger, position
-        changes = ledger.grade(index, trajectory, VERDICTS[self._work[index].passes[trajectory]])[1]
+        ledger, index = self._ledger, position.group
+        changes = ledger.grade(position, VERDICTS[self._work[index].passes[position.trajectory]])[1]
         ledger.apply(*changes)
         self.free += 1
         if self.waiting:
@@ -119,7 +119,7 @@ class SimulatedFleet:
 
     def _flight(self, lease: Lease) -> Flight:
         position, _, most_tokens = lease
-        group, trajectory, offset = position
+        group, trajectory, offset, _ = position
         prompt_tokens, lengths, _, _ = self._work[group]
         length = lengths[trajectory]
         if not offset and length >= self._long_tokens:

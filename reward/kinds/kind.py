@@ -14,7 +14,7 @@ from reward.kinds.endpoint import Endpoint
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.thoughts import KNOWN, Tags
 from reward.sandbox.sandbox import Sandbox
-from rollout.ledger.records import Finish, Verdict
+from rollout.ledger.records import I32, Finish, Verdict
 
 T = TypeVar("T")
 
@@ -47,7 +47,8 @@ class Answer:
     prompt: str = ""  # what the problem asks, without the chat template
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
     finish: Finish = Finish.STOP
-    tokens: int | None = None  # how many the completion has; None where only its text is known, as in a file
+    tokens: int | None = None  # how many were sampled; None where only the text is known, as in a file
+    episode: "Episode" = field(default_factory=lambda: Episode())
 
     @property
     def text(self) -> str:
@@ -58,6 +59,30 @@ class Answer:
         if self.tokens is None:
             raise TaskError("task: the number of tokens of this completion is not known: give it as `tokens` beside `completion`")
         return self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The turns before the one that has just ended."""
+
+    key: str = ""  # no other episode of the run has it
+    turns: Sequence[str] = ()  # what the model wrote, without what the prompt already held
+    observations: Sequence[I32] = ()  # the tokens that followed each of them
+    ends: Sequence[int] = ()  # the token that ended each of them
+    last: bool = True  # no further turn may follow: `rollout.max_turns`, or the completion reached its cap
+    prefill: str = ""  # the beginning of each turn but the first
+
+
+class EpisodeLost(Exception):
+    """The environment of an episode cannot be rebuilt, so the episode begins again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an environment answers to a turn; the model then takes another turn."""
+
+    messages: Sequence[Mapping[str, Any]]
+    parts: Mapping[str, float] = field(default_factory=dict)  # figures, which are summed over the episode
 
 
 class Resources(Protocol):
@@ -83,6 +108,11 @@ class Resources(Protocol):
         service cannot be reached. Raises Cancelled, and ContractError if no answer to this item is what `read` accepts."""
         ...
 
+    def observe(self, messages: Sequence[Mapping[str, Any]], end: int) -> I32:
+        """The tokens of these messages, behind a turn that the token `end` has ended. Raises ValueError where
+        the chat template refuses them."""
+        ...
+
     def cancelled(self) -> bool:
         """Whether the verdict is no longer wanted. A task that waits should look about once per second, and raise Cancelled."""
         ...
@@ -102,7 +132,10 @@ class Task(ABC):
     figures: ClassVar[Mapping[str, float]] = {}
     """The parts that each of its verdicts has, with their values for a completion that was not graded."""
 
+    is_environment: ClassVar[bool] = False
+    """Whether it may answer with a `Reply`. A reward has at most one such part."""
+
     @abstractmethod
-    def grade(self, answer: Answer, resources: Resources) -> Verdict:
+    def grade(self, answer: Answer, resources: Resources) -> "Verdict | Reply":
         """A verdict, whatever the completion is. Its reason is empty where nothing failed. Raises SandboxError where the sandbox
         itself fails again and again."""

@@ -105,18 +105,20 @@ class PythonTask(Task):
 
 def read_python_task(data: Mapping[str, Any], defaults: Defaults) -> PythonTask:
     refuse_unknown(data, *FIELDS)
-    function = data.get("function")
-    if not isinstance(function, str) or not NAME.fullmatch(function):
-        raise TaskError(f"task.function: {function!r:.80} must be module:function, as in my_rewards:brevity")
-    if defaults.functions is not None and function not in defaults.functions:
-        raise TaskError(
-            f"task.function: {function} is not named in reward.functions: add it there, so that the run keeps its code"
-        )
     return PythonTask(
-        function=function,
+        function=read_function(data.get("function"), "function", defaults),
         deadline_s=read_positive(data.get("deadline_s", DEADLINE_S), "deadline_s"),
         jail=read_flag(data.get("jail", False), "jail"),
         cpu_limit_s=read_positive(data.get("cpu_limit_s", defaults.cpu_limit_s), "cpu_limit_s"),
         memory_limit_mb=read_count(data.get("memory_limit_mb", defaults.memory_limit_mb), "memory_limit_mb", at_least=16),
         reasoning=defaults.reasoning,
     )
+
+
+def read_function(name: object, field: str, defaults: Defaults) -> str:
+    """The name of a user's function or class. Raises TaskError."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise TaskError(f"task.{field}: {name!r:.80} must be module:{field}, as in my_rewards:brevity")
+    if defaults.functions is not None and name not in defaults.functions:
+        raise TaskError(f"task.{field}: {name} is not named in reward.functions: add it there, so that the run keeps its code")
+    return name

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollout.ledger.records import Prompt, Segment, Verdict
+from rollout.ledger.records import Observation, Prompt, Segment, Verdict
 
 
 class DropKind(StrEnum):
@@ -22,11 +22,12 @@ class DropKind(StrEnum):
 
 
 class LostKind(StrEnum):
-    """Why reported tokens were not recorded."""
+    """Why reported tokens were not recorded, or are recorded no more."""
 
     DUPLICATE = "duplicate"  # another report for the same position came first
     STALE = "stale"  # sampled by a version older than the trajectory's floor
     GONE = "gone"  # the group was dropped or forgotten
+    RESTARTED = "restarted"  # the episode began again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,21 @@ class Extended(NamedTuple):
     segment: Segment
 
 
+class Observed(NamedTuple):
+    """The environment has answered the last turn, and the next one may begin."""
+
+    group: int
+    trajectory: int
+    observation: Observation
+
+
+class Restarted(NamedTuple):
+    """The episode begins again at its prompt."""
+
+    group: int
+    trajectory: int
+
+
 class Graded(NamedTuple):
     group: int
     trajectory: int
@@ -63,7 +79,8 @@ class TakenGroup(NamedTuple):
     """The account of a group in a batch. The ledger needs no more of the group until the batch is requested."""
 
     group: int
-    tokens: Sequence[int]  # [G], the length of each completion
+    tokens: Sequence[int]  # [G], the length of each completion, observations included
+    observed: Sequence[int]  # [G], the tokens of observations among them
     digests: Sequence[Sequence[int]]  # [G], the digests of the segments of each completion (`Segment.digest`)
 
 
@@ -126,5 +143,8 @@ class Durable:
     forgotten: Sequence[int]  # indices of groups
 
 
-Change = Admitted | Extended | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Stopped | Durable
+Change = (
+    Admitted | Extended | Observed | Restarted | Graded | Dropped | Taken | Published | Rewound | Lost | EvalClosed | Stopped
+    | Durable
+)  # fmt: skip
 CHANGES: dict[str, type] = {kind.__name__: kind for kind in Change.__args__}

@@ -22,7 +22,7 @@ from rollout.ledger.file_system import is_network, kind_of, locks_work, sync_fol
 from rollout.ledger.rules import Rules
 from rollout.ledger.wire import WireError, pack, unpack
 
-FORMAT = "kestrel-ledger-4"
+FORMAT = "kestrel-ledger-5"
 FIXED_RULES = ("groups_per_step", "completions_per_group", "max_staleness", "window", "max_completion_tokens")
 PAGE_BYTES = 16384  # the row of one segment then fits into one or two pages
 SETTINGS = (

@@ -33,17 +33,35 @@ class Leases:
         self._by_holder: dict[str, dict[Key, Lease]] = {}  # the same leases
         self._to_generate: list[Key] = []
         self._to_grade: list[Key] = []
+        self._homes: dict[Key, str] = {}  # the holder that keeps the state of an episode
+        self._to_grade_at: dict[str, list[Key]] = {}  # by holder: the episodes whose state it keeps
 
     def grant_segments(self, holder: str, count: int) -> list[Lease]:
         return self._grant(self._to_generate, holder, count, grading=False)
 
     def grant_grading(self, holder: str, count: int) -> list[Lease]:
-        return self._grant(self._to_grade, holder, count, grading=True)
+        """The holder that keeps the state of an episode gets it again. Nobody else gets it while this holder is there."""
+        own = self._to_grade_at.get(holder)
+        granted = self._grant(own, holder, count, grading=True) if own else []
+        return granted + self._grant(self._to_grade, holder, count - len(granted), grading=True)
+
+    def stay(self, key: Key, holder: str) -> None:
+        """The holder keeps the state of this episode."""
+        self._homes[key] = holder
+
+    def leave(self, holder: str) -> None:
+        """The holder is gone, and with it the state of its episodes."""
+        for key in [key for key, home in self._homes.items() if home == holder]:
+            del self._homes[key]
+        for key in self._to_grade_at.pop(holder, []):
+            heapq.heappush(self._to_grade, key)
 
     def adopt(self, holder: str, position: Position) -> bool:
         """Returns whether the holder may keep this lease: its position is the current one, and nobody else has the lease."""
         trajectory = self.open_trajectory(position.group, position.trajectory)
-        if trajectory is None or trajectory.verdict is not None or trajectory.length != position.offset:
+        if trajectory is None or trajectory.verdict is not None:
+            return False
+        if (trajectory.length, trajectory.attempt) != (position.offset, position.attempt):
             return False
         key = (position.group, position.trajectory)
         if key not in self._leases:
@@ -61,9 +79,8 @@ class Leases:
         """False if there is no segment to lease. If True, there may be one."""
         return bool(self._to_generate)
 
-    @property
-    def to_grade(self) -> bool:
-        return bool(self._to_grade)
+    def to_grade(self, holder: str) -> bool:
+        return bool(self._to_grade or self._to_grade_at.get(holder))
 
     def release(self, holder: str, position: Position) -> bool:
         key = (position.group, position.trajectory)
@@ -83,8 +100,11 @@ class Leases:
         self.over(key)
         group = self._state.groups.get(key[0])
         if group is not None:
-            heap = self._to_generate if group.trajectories[key[1]].finish is None else self._to_grade
-            heapq.heappush(heap, key)
+            heapq.heappush(self._to_generate if group.trajectories[key[1]].finish is None else self._grading_heap(key), key)
+
+    def graded(self, key: Key) -> None:
+        self.over(key)
+        self._homes.pop(key, None)
 
     def over(self, key: Key) -> None:
         """Ends the lease on a trajectory. It is not made available again."""
@@ -100,6 +120,8 @@ class Leases:
         gone = set(groups)
         for key in [key for key in self._leases if key[0] in gone]:
             self.over(key)
+        for key in [key for key in self._homes if key[0] in gone]:
+            del self._homes[key]
 
     def reconsider(self) -> None:
         """Makes trajectories available that waited for a version which is published now."""
@@ -127,6 +149,10 @@ class Leases:
         count = len(self._state.groups[group].trajectories)
         return {lease.holder for i in range(count) if (lease := self._leases.get((group, i))) is not None}
 
+    def _grading_heap(self, key: Key) -> list[Key]:
+        home = self._homes.get(key)
+        return self._to_grade if home is None else self._to_grade_at.setdefault(home, [])
+
     def _grant(self, heap: list[Key], holder: str, count: int, *, grading: bool) -> list[Lease]:
         granted: list[Lease] = []
         groups, leases, version = self._state.groups, self._leases, self._state.version
@@ -137,7 +163,7 @@ class Leases:
                 continue
             trajectory = group.trajectories[key[1]]
             if grading:
-                if trajectory.verdict is not None or trajectory.finish is None:
+                if trajectory.verdict is not None or trajectory.finish is None or self._homes.get(key, holder) != holder:
                     continue
             elif trajectory.finish is not None or trajectory.floor > version:
                 continue  # after a rewind its version must be published again first; `reconsider` then restores it
@@ -150,7 +176,7 @@ class Leases:
             new_tokens = self._cap_tokens - length
             if new_tokens > self._segment_tokens:
                 new_tokens = self._segment_tokens
-        lease = _new(Lease, (_new(Position, (key[0], key[1], length)), holder, new_tokens))
+        lease = _new(Lease, (_new(Position, (key[0], key[1], length, trajectory.attempt)), holder, new_tokens))
         self._leases[key] = lease
         held = self._by_holder.get(holder)
         if held is None:

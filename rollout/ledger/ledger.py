@@ -29,13 +29,29 @@ from rollout.ledger.changes import (
     Graded,
     Lost,
     LostKind,
+    Observed,
     Published,
+    Restarted,
     Rewound,
     Stopped,
     Taken,
 )
 from rollout.ledger.leases import Lease, Leases
-from rollout.ledger.records import F32, I32, Batch, EvalPrompt, EvalResult, Finish, GroupParts, Position, Prompt, Segment, Verdict
+from rollout.ledger.records import (
+    F32,
+    I32,
+    Answered,
+    Batch,
+    EvalPrompt,
+    EvalResult,
+    Finish,
+    GroupParts,
+    Observation,
+    Position,
+    Prompt,
+    Segment,
+    Verdict,
+)
 from rollout.ledger.rules import Rules
 from rollout.ledger.state import GroupState, LedgerState, TrajectoryState
 
@@ -138,19 +154,23 @@ class Ledger:
 
     def release(self, holder: str) -> int:
         """Takes back all leases of a holder that is gone. Returns how many there were."""
-        return sum(self.leases.release(holder, position) for position in self.leases.held(holder))
+        returned = sum(self.leases.release(holder, position) for position in self.leases.held(holder))
+        self.leases.leave(holder)
+        return returned
 
     # Reports.
 
     def report(self, position: Position, segment: Segment, holder: str = "") -> tuple[str, Changes]:
         """Records a segment. Returns the outcome and the changes. An empty segment with finish CUT gives the lease back."""
-        group, index, offset = position
+        group, index, offset, attempt = position
         if group in self.state.taken:
             return self._report_taken(position, segment)
         trajectory = self._reported(group, index)
         if trajectory is None:
             return self._lost(LostKind.GONE, segment)
-        if offset > trajectory.length:
+        if attempt < trajectory.attempt:
+            return self._lost(LostKind.RESTARTED, segment)
+        if attempt > trajectory.attempt or offset > trajectory.length:
             raise LedgerError(f"{position} is beyond the {trajectory.length} recorded tokens")
         if offset < trajectory.length or trajectory.finish is not None:
             if trajectory.holds(offset, segment):  # a repeated report: the answer to the first one was lost
@@ -166,17 +186,21 @@ class Ledger:
             return self._lost(LostKind.STALE, segment)
         return RECORDED, (Extended(group, index, segment),)
 
-    def grade(self, group: int, trajectory: int, verdict: Verdict) -> tuple[str, Changes]:
+    # Answers to a turn that has ended.
+
+    def answer(self, answered: Answered, holder: str = "") -> tuple[str, Changes]:
+        """Records what a judge says of a turn that has ended. Returns the outcome and the changes."""
+        if answered.verdict is not None:
+            return self.grade(answered.position, answered.verdict)
+        if answered.observation is not None:
+            return self.observe(answered.position, answered.observation, holder)
+        return self.restart(answered.position)
+
+    def grade(self, position: Position, verdict: Verdict) -> tuple[str, Changes]:
         """Records a verdict. With `drop_no_signal`, the last verdict of a group also drops it if all its rewards are equal."""
-        if group in self.state.taken:
-            return LostKind.DUPLICATE, ()
-        found = self._reported(group, trajectory)
-        if found is None:
-            return LostKind.GONE, ()
-        if found.finish is None:
-            raise LedgerError(f"trajectory {trajectory} of group {group} has a verdict but is not finished")
-        if found.verdict is not None:
-            return LostKind.DUPLICATE, ()
+        if why := self._unneeded(position):
+            return why, ()
+        group, trajectory = position[:2]
         graded = Graded(group, trajectory, verdict)
         if self.rules.drop_no_signal and not (record := self.state.groups[group]).eval_id and record.ungraded == 1:
             others = {t.verdict.reward for t in record.trajectories if t.verdict is not None}
@@ -184,6 +208,31 @@ class Ledger:
                 reason = f"all rewards are {verdict.reward:g}"
                 return RECORDED, (graded, Dropped(group=group, kind=DropKind.NO_SIGNAL, reason=reason))
         return RECORDED, (graded,)
+
+    def observe(self, position: Position, observation: Observation, holder: str = "") -> tuple[str, Changes]:
+        """Records an observation, after which the trajectory waits for an engine. The holder keeps the episode's state."""
+        if why := self._unneeded(position):
+            return why, ()
+        group, index, offset, _ = position
+        trajectory = self.state.groups[group].trajectories[index]
+        cap, tokens = self.rules.max_completion_tokens, len(observation.tokens)
+        if trajectory.finish is not Finish.STOP or offset + tokens >= cap:
+            raise LedgerError(
+                f"{position} ({trajectory.finish}) with an observation of {tokens} tokens leaves no room for a turn within "
+                f"max_completion_tokens={cap}: only a verdict can follow"
+            )
+        if holder:
+            self.leases.stay((group, index), holder)
+        return RECORDED, (Observed(group, index, observation),)
+
+    def restart(self, position: Position) -> tuple[str, Changes]:
+        """Lets an episode begin again whose environment cannot be rebuilt. What was sampled counts as lost."""
+        if why := self._unneeded(position):
+            return why, ()
+        group, index = position[:2]
+        trajectory = self.state.groups[group].trajectories[index]
+        lost = Lost(kind=LostKind.RESTARTED, tokens=trajectory.length - trajectory.observed)
+        return RECORDED, (Restarted(group, index), lost)
 
     def drop(self, group: int, kind: DropKind, reason: str) -> Changes:
         """Drops a group that cannot be run. Repeating it changes nothing."""
@@ -306,11 +355,11 @@ class Ledger:
         for change in changes:
             self.state.apply(change)
             match change:
-                case Extended():
+                case Extended() | Observed() | Restarted():
                     self.leases.moved(change[:2])
                     continue  # this makes no group ready
                 case Graded():
-                    self.leases.over(change[:2])
+                    self.leases.graded(change[:2])
                     if self.state.groups[change.group].ungraded:
                         continue
                 case Lost():
@@ -333,10 +382,12 @@ class Ledger:
     def prompt(self, group: int) -> Prompt:
         return self.state.groups[group].prompt
 
-    def completion(self, position: Position) -> tuple[list[I32], Finish | None]:
-        """The tokens of each recorded segment of a trajectory, and its finish if it has one."""
-        trajectory = self.state.groups[position.group].trajectories[position.trajectory]
-        return [segment.tokens for segment in trajectory.segments], trajectory.finish
+    def trajectory(self, position: Position) -> TrajectoryState:
+        return self.state.groups[position.group].trajectories[position.trajectory]
+
+    def completion(self, position: Position) -> list[I32]:
+        """The tokens of each recorded segment and of each observation of a trajectory, in order."""
+        return [piece.tokens for piece in self.trajectory(position).pieces()]
 
     def unready(self, count: int) -> list[int]:
         """The oldest untaken groups that are not ready. The next batch waits for them."""
@@ -382,14 +433,27 @@ class Ledger:
             raise LedgerError(f"group {group} has {len(record.trajectories)} trajectories, and no number {trajectory}")
         return None if record.dropped else record.trajectories[trajectory]
 
+    def _unneeded(self, position: Position) -> str:
+        """Why no answer is needed at this position; "" if its turn has ended and waits for one."""
+        group, index, offset, attempt = position
+        if group in self.state.taken:
+            return LostKind.DUPLICATE
+        found = self._reported(group, index)
+        if found is None:
+            return LostKind.GONE
+        if (attempt, offset) < (found.attempt, found.length) or found.verdict is not None:
+            return LostKind.DUPLICATE
+        if (attempt, offset) > (found.attempt, found.length) or found.finish is None:
+            raise LedgerError(f"{position} has an answer but is not finished: {found.length} tokens are recorded")
+        return ""
+
     def _report_taken(self, position: Position, segment: Segment) -> tuple[str, Changes]:
         """Answers a report for a group in a batch. The group is complete, so the segment is a repeat or it is lost."""
-        account, (group, index, offset) = self.state.taken[position.group], position
+        account, (group, index, offset, _) = self.state.taken[position.group], position
         if not 0 <= index < len(account.tokens):
             raise LedgerError(f"group {group} has {len(account.tokens)} trajectories, and no number {index}")
-        if offset > account.tokens[index]:
-            raise LedgerError(f"{position} is beyond the {account.tokens[index]} recorded tokens")
-        return (RECORDED, ()) if segment.digest(offset) in account.digests[index] else self._lost(LostKind.DUPLICATE, segment)
+        repeated = offset <= account.tokens[index] and segment.digest(offset) in account.digests[index]
+        return (RECORDED, ()) if repeated else self._lost(LostKind.DUPLICATE, segment)
 
     def _check_known(self, group: int) -> None:
         if not -self.state.evals_admitted <= group < self.state.admitted:

@@ -6,9 +6,10 @@ checked on construction, so a misaligned record cannot exist. A segment has n to
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
 NOT_SAMPLED = -1
-"""The version of a token that no policy sampled: a token of the prompt."""
+"""The version of a token that no policy sampled: a token of the prompt or of an observation."""
 
 
 def _none() -> F32:
@@ -33,7 +34,7 @@ class RecordError(ValueError):
 class Finish(StrEnum):
     """Why a segment or a trajectory ended."""
 
-    STOP = "stop"  # a stop token was sampled
+    STOP = "stop"  # a stop token was sampled, which ends a turn
     LENGTH = "length"  # the completion reached its cap
     CUT = "cut"  # the segment reached `segment_tokens`: the trajectory goes on in another segment
 
@@ -88,8 +89,31 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """The answer of an environment to a turn. The next turn follows it. No policy sampled its tokens."""
+
+    tokens: I32  # [n], n >= 1, from the end of the turn to where the model begins the next one
+    parts: Mapping[str, float] = field(default_factory=dict)  # figures, which are summed over the episode
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_array("tokens", self.tokens, np.int32)
+        if not len(self.tokens):
+            raise RecordError("an observation has no tokens")
+
+
+def in_order(segments: Sequence[Segment], observations: Sequence[Observation]) -> "Iterator[Segment | Observation]":
+    """The segments and the observations of a completion. A segment that stops ends a turn; the next observation follows it."""
+    answers = iter(observations)
+    for segment in segments:
+        yield segment
+        if segment.finish is Finish.STOP and (answer := next(answers, None)) is not None:
+            yield answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """A prompt and one completion, token by token, graded."""
+    """A prompt and one completion, token by token, graded. A completion of several turns is an episode."""
 
     tokens: I32  # [L]
     sampled: Bool  # [L], True where the policy sampled the token
@@ -101,6 +125,8 @@ class Trajectory:
     reason: str = ""  # why it did not get the full reward
     finish: Finish
     segments: int  # how many engine calls it took
+    turns: int = 1
+    environment_s: float = 0.0  # how long its environment took, the verdict included
 
     def __post_init__(self) -> None:
         _check_array("tokens", self.tokens, np.int32)
@@ -119,21 +145,27 @@ class Trajectory:
             raise RecordError(f"reward {self.reward} is not finite")
 
     @classmethod
-    def of(cls, *, prompt: I32, segments: Sequence[Segment], finish: Finish, verdict: "Verdict") -> "Trajectory":
-        """Joins the tokens of the prompt and the tokens of its segments, unchanged."""
-        n, sampled = len(prompt), sum(len(s.tokens) for s in segments)
+    def of(cls, *, prompt: I32, completion: "Completion") -> "Trajectory":
+        """Joins the tokens of the prompt, of the segments and of the observations, unchanged."""
+        segments, observations, verdict = completion.segments, completion.observations, completion.verdict
         taught = any(len(s.teacher) for s in segments)
+        pieces = [_unsampled(prompt, taught=taught)]
+        for piece in in_order(segments, observations):
+            pieces.append(piece if isinstance(piece, Segment) else _unsampled(piece.tokens, taught=taught))
+        versions = np.concatenate([piece.versions for piece in pieces])
         return cls(
-            tokens=np.concatenate([prompt, *(s.tokens for s in segments)]),
-            sampled=np.concatenate([np.zeros(n, np.bool_), np.ones(sampled, np.bool_)]),
-            logprobs=np.concatenate([np.zeros(n, np.float32), *(s.logprobs for s in segments)]),
-            versions=np.concatenate([np.full(n, NOT_SAMPLED, np.int32), *(s.versions for s in segments)]),
-            teacher=np.concatenate([np.zeros(n if taught else 0, np.float32), *(s.teacher for s in segments)]),
+            tokens=np.concatenate([piece.tokens for piece in pieces]),
+            sampled=versions != NOT_SAMPLED,
+            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+            versions=versions,
+            teacher=np.concatenate([piece.teacher for piece in pieces]),
             reward=verdict.reward,
-            reward_parts=verdict.parts,
+            reward_parts=_summed([verdict.parts, *(o.parts for o in observations)]),
             reason=verdict.reason,
-            finish=finish,
+            finish=completion.finish,
             segments=len(segments),
+            turns=len(observations) + 1,
+            environment_s=verdict.wall_s + sum(o.wall_s for o in observations),
         )
 
     @property
@@ -191,9 +223,10 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """A graded completion as it was sampled."""
+    """A graded completion as it was sampled, with the answers of its environment."""
 
     segments: Sequence[Segment]
+    observations: Sequence[Observation] = ()
     finish: Finish
     verdict: Verdict
 
@@ -208,9 +241,7 @@ class GroupParts:
     completions: Sequence[Completion]
 
     def assemble(self) -> Group:
-        trajectories = tuple(
-            Trajectory.of(prompt=self.prompt, segments=c.segments, finish=c.finish, verdict=c.verdict) for c in self.completions
-        )
+        trajectories = tuple(Trajectory.of(prompt=self.prompt, completion=completion) for completion in self.completions)
         return Group(prompt_id=self.prompt_id, index=self.index, trajectories=trajectories)
 
 
@@ -219,7 +250,19 @@ class Position(NamedTuple):
 
     group: int  # index of the group; negative for a group of an evaluation
     trajectory: int  # 0 <= trajectory < G
-    offset: int  # completion tokens that are already recorded
+    offset: int  # completion tokens that are already recorded, those of observations included
+    attempt: int = 0  # how often the episode began again, because its environment could not be rebuilt
+
+
+class Answered(NamedTuple):
+    """The answer to a lease to grade: a verdict, or an observation, after which the model takes another turn.
+
+    With neither of them the episode begins again.
+    """
+
+    position: Position
+    verdict: "Verdict | None" = None
+    observation: Observation | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,16 +276,18 @@ class SegmentWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradingWork:
-    """A lease to grade a finished completion."""
+    """A lease to grade a completion, or to continue it by an observation: its last turn has ended."""
 
     position: Position
     prompt_id: str
     task: Mapping[str, Any]
-    prefill: str  # the beginning of the answer, which is part of the prompt
+    prefill: str  # the beginning of the first turn, which is part of the prompt
     prompt: str = ""  # what the problem asks, without the chat template
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the problem's
-    completion: str  # decoded, without special tokens
-    tokens: int  # how many the completion has
+    turns: Sequence[str]  # what was sampled in each turn, decoded, without special tokens
+    observations: Sequence[I32] = ()  # the tokens after each turn but the last
+    ends: Sequence[int]  # the token that ended each turn; NOT_SAMPLED where a turn has none
+    tokens: int  # how many were sampled, in all turns
     finish: Finish
 
 
@@ -306,6 +351,25 @@ class EvalResult:
         """The share of completions with the full reward of 1. A refused prompt counts as one failed completion."""
         passed = [r >= 1.0 for p in self.prompts for r in (p.rewards.tolist() or [0.0])]
         return sum(passed) / max(len(passed), 1)
+
+
+def _unsampled(tokens: I32, *, taught: bool) -> Segment:
+    """The tokens of a prompt or of an observation, in the form of a segment."""
+    n = len(tokens)
+    return Segment(
+        tokens=tokens,
+        logprobs=np.zeros(n, np.float32),
+        versions=np.full(n, NOT_SAMPLED, np.int32),
+        finish=Finish.CUT,
+        engine="",
+        teacher=np.zeros(n if taught else 0, np.float32),
+    )
+
+
+def _summed(parts: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: sum(figures.get(name, 0.0) for figures in parts) for name in dict.fromkeys(chain(*parts))}
 
 
 def _check_array(name: str, array: Any, dtype: type[np.generic]) -> None:

@@ -15,14 +15,16 @@ from rollout.ledger.changes import (
     Extended,
     Graded,
     Lost,
+    Observed,
     Published,
+    Restarted,
     Rewound,
     Stopped,
     Taken,
     TakenGroup,
     Totals,
 )
-from rollout.ledger.records import Completion, Finish, GroupParts, Prompt, Segment, Verdict
+from rollout.ledger.records import I32, Completion, Finish, GroupParts, Observation, Prompt, Segment, Verdict, in_order
 from rollout.ledger.rules import Rules
 
 _CUT = Finish.CUT  # an attribute lookup on an enum is as slow as a call
@@ -32,8 +34,11 @@ _CUT = Finish.CUT  # an attribute lookup on an enum is as slow as a call
 class TrajectoryState:
     floor: int  # the next token's version must not be lower; first the group's version, then the last token's version
     segments: list[Segment] = field(default_factory=list)
-    length: int = 0  # completion tokens
-    finish: Finish | None = None
+    observations: list[Observation] = field(default_factory=list)
+    length: int = 0  # completion tokens, those of observations included
+    observed: int = 0  # tokens of observations
+    attempt: int = 0  # how often the episode began again
+    finish: Finish | None = None  # of the last turn; None while it goes on
     verdict: Verdict | None = None
 
     def holds(self, offset: int, segment: Segment) -> bool:
@@ -41,8 +46,22 @@ class TrajectoryState:
         return segment.digest(offset) in self.digests()
 
     def digests(self) -> tuple[int, ...]:
-        offsets = accumulate((len(s.tokens) for s in self.segments), initial=0)
-        return tuple(s.digest(offset) for offset, s in zip(offsets, self.segments, strict=False))
+        pieces = self.pieces()
+        offsets = accumulate((len(piece.tokens) for piece in pieces), initial=0)
+        return tuple(piece.digest(offset) for offset, piece in zip(offsets, pieces, strict=False) if isinstance(piece, Segment))
+
+    def pieces(self) -> Sequence[Segment | Observation]:
+        return [*in_order(self.segments, self.observations)] if self.observations else self.segments
+
+    def turns(self) -> list[list[I32]]:
+        """The tokens of each segment, turn by turn."""
+        turns: list[list[I32]] = [[]]
+        for piece in self.pieces():
+            if isinstance(piece, Segment):
+                turns[-1].append(piece.tokens)
+            else:
+                turns.append([])
+        return turns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,19 +76,21 @@ class GroupState:
 
     @property
     def tokens(self) -> int:
-        return sum(t.length for t in self.trajectories)
+        """The sampled tokens."""
+        return sum(t.length - t.observed for t in self.trajectories)
 
     def account(self) -> TakenGroup:
         return TakenGroup(
             group=self.index,
             tokens=tuple(t.length for t in self.trajectories),
+            observed=tuple(t.observed for t in self.trajectories),
             digests=tuple(t.digests() for t in self.trajectories),
         )
 
     def parts(self) -> GroupParts:
         """The group as the trainer gets it. Every trajectory must be graded."""
         completions = [
-            Completion(segments=t.segments, finish=t.finish, verdict=t.verdict)
+            Completion(segments=t.segments, observations=t.observations, finish=t.finish, verdict=t.verdict)
             for t in self.trajectories
             if t.finish is not None and t.verdict is not None
         ]
@@ -118,6 +139,12 @@ class LedgerState:
                     self.ready += 1
             case Admitted():
                 self._admitted(change)
+            case Observed():
+                self._observed(*change)
+            case Restarted():
+                group = self.groups[change.group]
+                old = group.trajectories[change.trajectory]
+                group.trajectories[change.trajectory] = TrajectoryState(floor=group.version, attempt=old.attempt + 1)
             case Dropped():
                 self._dropped(change)
             case Taken():
@@ -184,7 +211,8 @@ class LedgerState:
         return {"completions": completions, "graded": completions - waiting}
 
     def tokens_of(self, step: int) -> int:
-        return sum(sum(self.taken[index].tokens) for index in self.batches[step])
+        accounts = [self.taken[index] for index in self.batches[step]]
+        return sum(sum(account.tokens) - sum(account.observed) for account in accounts)
 
     def _admitted(self, change: Admitted) -> None:
         group = GroupState(
@@ -214,6 +242,13 @@ class LedgerState:
             trajectory.finish = segment.finish
         elif trajectory.length >= self.rules.max_completion_tokens:
             trajectory.finish = Finish.LENGTH
+
+    def _observed(self, group: int, index: int, observation: Observation) -> None:
+        trajectory = self.groups[group].trajectories[index]
+        trajectory.observations.append(observation)
+        trajectory.length += len(observation.tokens)
+        trajectory.observed += len(observation.tokens)
+        trajectory.finish = None
 
     def _dropped(self, change: Dropped) -> None:
         group = self.groups[change.group]

@@ -46,7 +46,7 @@ class Renderer:
             id=problem.id,
             tokens=np.array(tokens, dtype=np.int32),
             task=problem.task,
-            prefill=_opened_reasoning(text) + problem.prefill if problem.raw is None else problem.prefill,
+            prefill=opened_reasoning(text) + problem.prefill if problem.raw is None else problem.prefill,
             text=problem.text,
             metadata=problem.metadata,
         )
@@ -70,7 +70,7 @@ class Renderer:
             ) from error
 
 
-def _opened_reasoning(text: str) -> str:
+def opened_reasoning(text: str) -> str:
     """The tag with which a chat template itself opens the reasoning, such as `<think>`: for a judge it begins the answer."""
     found = OPENED_REASONING.search(text)
     return found[0] if found else ""

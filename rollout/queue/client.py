@@ -17,9 +17,10 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from rollout.ledger.changes import Graded
 from rollout.ledger.records import (
     I32,
+    NOT_SAMPLED,
+    Answered,
     Batch,
     EngineInfo,
     EvalResult,
@@ -28,7 +29,6 @@ from rollout.ledger.records import (
     Position,
     Segment,
     SegmentWork,
-    Verdict,
     Waiting,
 )
 from rollout.ledger.wire import WireError, decode, pack, unpack
@@ -176,10 +176,9 @@ class QueueClient(_Client):
         leases = self._call(m.LeaseGrading(holder=holder, count=n, wait_s=wait_s), wait_s).work
         return [_grading_work(lease, self._decode_tokens) for lease in leases]
 
-    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
-        """Reports verdicts. Returns one outcome per verdict: `recorded`, or `duplicate` or `gone` if nobody needs it any more."""
-        graded = [Graded(position.group, position.trajectory, verdict) for position, verdict in found]
-        return list(self._call(m.ReportVerdicts(holder=holder, graded=graded)).outcomes)
+    def answer(self, holder: str, answers: Sequence[Answered]) -> list[str]:
+        """Reports verdicts and observations. Returns one outcome each: `recorded`, or `duplicate` or `gone`: not needed."""
+        return list(self._call(m.ReportAnswers(holder=holder, answers=answers)).outcomes)
 
     def refuse_task(self, group: int, reason: str) -> None:
         """Reports that the task of this group cannot be run. The group is dropped as `unrunnable`."""
@@ -253,12 +252,11 @@ class AsyncQueueClient(_Client):
         answer: m.SegmentsAnswer = await self._call(m.LeaseSegments(holder=holder, count=n, wait_s=wait_s), wait_s)
         return [_segment_work(lease) for lease in answer.work]
 
-    async def report_segment(self, holder: str, group: int, trajectory: int, offset: int, segment: Segment) -> str:
-        """Reports a segment. Returns `recorded`, or `duplicate`, `stale` or `gone` if its tokens count as lost.
+    async def report_segment(self, holder: str, position: Position, segment: Segment) -> str:
+        """Reports a segment. Returns `recorded`, or why its tokens count as lost: `duplicate`, `stale`, `gone`, `restarted`.
 
         The caller need not react to the outcome. An empty segment with finish CUT gives the lease back.
         """
-        position = Position(group=group, trajectory=trajectory, offset=offset)
         return (await self._call(m.ReportSegment(holder=holder, position=position, segment=segment))).outcome
 
     async def refuse_prompt(self, group: int, reason: str) -> None:
@@ -314,7 +312,7 @@ def _segment_work(lease: m.SegmentLease) -> SegmentWork:
 
 
 def _grading_work(lease: m.GradingLease, decode_tokens: Callable[[I32], str]) -> GradingWork:
-    tokens = np.concatenate(lease.completion)
+    turns = [np.concatenate(turn) for turn in lease.turns]
     return GradingWork(
         position=lease.position,
         prompt_id=lease.prompt_id,
@@ -322,8 +320,10 @@ def _grading_work(lease: m.GradingLease, decode_tokens: Callable[[I32], str]) ->
         prefill=lease.prefill,
         prompt=lease.prompt,
         metadata=lease.metadata,
-        completion=decode_tokens(tokens),
-        tokens=len(tokens),
+        turns=[decode_tokens(turn) for turn in turns],
+        observations=lease.observations,
+        ends=[turn.item(-1) if len(turn) else NOT_SAMPLED for turn in turns],
+        tokens=sum(map(len, turns)),
         finish=lease.finish,
     )
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rollout.ledger.changes import Graded
-from rollout.ledger.records import I32, EngineInfo, EvalResult, Finish, GroupParts, Heard, Position, Segment, Waiting
+from rollout.ledger.records import I32, Answered, EngineInfo, EvalResult, Finish, GroupParts, Heard, Position, Segment, Waiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +39,8 @@ class Reported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerdictsReported:
-    outcomes: Sequence[str]  # one per verdict, as in `Reported`
+class AnswersReported:
+    outcomes: Sequence[str]  # one per answer, as in `Reported`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,7 @@ class SegmentLease:
 
     position: Position
     prompt: I32  # [n], its tokens
-    completion: Sequence[I32]  # the tokens of each segment so far
+    completion: Sequence[I32]  # the tokens of each segment and of each observation so far
     max_new_tokens: int
 
 
@@ -85,7 +84,8 @@ class GradingLease:
     prefill: str
     prompt: str
     metadata: Mapping[str, Any]
-    completion: Sequence[I32]  # the tokens of each segment
+    turns: Sequence[Sequence[I32]]  # the tokens of each segment, turn by turn
+    observations: Sequence[I32]
     finish: Finish
 
 
@@ -213,12 +213,12 @@ class LeaseGrading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportVerdicts:
+class ReportAnswers:
     """All that a judge has by now: its slots end while the last report is on its way."""
 
-    answer: ClassVar[type] = VerdictsReported
+    answer: ClassVar[type] = AnswersReported
     holder: str
-    graded: Sequence[Graded]
+    answers: Sequence[Answered]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +243,6 @@ class Stop:
 
 Request = (
     Take | Advance | Published | Rewind | Durable | Fleet | StartEval | AskEval | CloseEval | RegisterEngine | UnregisterEngine
-    | Condemn | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportVerdicts | Heartbeat | Status | Stop
+    | Condemn | LeaseSegments | ReportSegment | RefuseGroup | LeaseGrading | ReportAnswers | Heartbeat | Status | Stop
 )  # fmt: skip
 REQUESTS: dict[str, type] = {kind.__name__: kind for kind in Request.__args__}

@@ -32,7 +32,7 @@ CLIENTS_KNOWN = 256  # clients whose last sums are remembered, because figures a
 PAUSE_S = 1.0  # if two turns are further apart, the server itself was stopped
 TRAINER_REQUESTS = (m.Take, m.Advance, m.Published, m.Rewind, m.Durable, m.Condemn, m.Stop)
 ROLES: dict[type, str] = {
-    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportVerdicts: "judge",
+    m.LeaseSegments: "worker", m.ReportSegment: "worker", m.LeaseGrading: "judge", m.ReportAnswers: "judge",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class QueueServer:
             m.StartEval: self._start_eval, m.AskEval: self._ask_eval, m.CloseEval: self._close_eval, m.Stop: self._stop,
             m.RegisterEngine: self._register_engine, m.UnregisterEngine: self._unregister_engine,
             m.LeaseSegments: self._lease_segments, m.ReportSegment: self._report_segment, m.RefuseGroup: self._refuse,
-            m.LeaseGrading: self._lease_grading, m.ReportVerdicts: self._report_verdicts, m.Heartbeat: self._heartbeat,
+            m.LeaseGrading: self._lease_grading, m.ReportAnswers: self._report_answers, m.Heartbeat: self._heartbeat,
         }  # fmt: skip
 
     def receive(self, route: bytes, data: bytes, now: float) -> None:
@@ -131,7 +131,7 @@ class QueueServer:
                 case m.LeaseSegments():
                     may_be = self._ledger.leases.to_generate or self._ledger.may_admit()
                 case m.LeaseGrading():
-                    may_be = self._ledger.leases.to_grade
+                    may_be = self._ledger.leases.to_grade(request.holder)
                 case _:
                     may_be = True
             holder = getattr(request, "holder", "")
@@ -230,13 +230,13 @@ class QueueServer:
         self._do(changes)
         return m.Reported(outcome=outcome)
 
-    def _report_verdicts(self, request: m.ReportVerdicts) -> m.VerdictsReported:
+    def _report_answers(self, request: m.ReportAnswers) -> m.AnswersReported:
         outcomes = []
-        for graded in request.graded:
-            outcome, changes = self._ledger.grade(*graded)
+        for answered in request.answers:
+            outcome, changes = self._ledger.answer(answered, request.holder)
             self._do(changes)
             outcomes.append(outcome)
-        return m.VerdictsReported(outcomes=outcomes)
+        return m.AnswersReported(outcomes=outcomes)
 
     def _take(self, request: m.Take) -> m.TakeAnswer | None:
         changes = self._ledger.take(request.step)
@@ -369,13 +369,13 @@ class QueueServer:
             raise Stalled(f"{what} does not come: nothing has moved for {self._now - since_s:.0f} s\n{self._table()}")
 
     def _segment_work(self, lease: Lease) -> m.SegmentLease:
-        tokens, _ = self._ledger.completion(lease.position)
+        tokens = self._ledger.completion(lease.position)
         prompt = self._ledger.prompt(lease.position.group).tokens
         return m.SegmentLease(position=lease.position, prompt=prompt, completion=tokens, max_new_tokens=lease.max_new_tokens)
 
     def _grading_work(self, lease: Lease) -> m.GradingLease:
         prompt = self._ledger.prompt(lease.position.group)
-        tokens, finish = self._ledger.completion(lease.position)
+        trajectory = self._ledger.trajectory(lease.position)
         return m.GradingLease(
             position=lease.position,
             prompt_id=prompt.id,
@@ -383,6 +383,7 @@ class QueueServer:
             prefill=prompt.prefill,
             prompt=prompt.text,
             metadata=prompt.metadata,
-            completion=tokens,
-            finish=finish or Finish.CUT,
+            turns=trajectory.turns(),
+            observations=[observation.tokens for observation in trajectory.observations],
+            finish=trajectory.finish or Finish.CUT,
         )

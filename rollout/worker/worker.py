@@ -280,8 +280,7 @@ class Worker:
         position = flight.work.position
         try:
             segment = await self._taught(await self._generate(flight), flight)
-            where = position.group, position.trajectory, position.offset
-            outcome = await self._queue.report_segment(self.name, *where, segment)
+            outcome = await self._queue.report_segment(self.name, position, segment)
             if not self._has_tokens and len(segment.tokens):
                 self._has_tokens = True
                 log.info("%s has its first tokens", self.name)  # the launcher looks for this line

@@ -13,7 +13,7 @@ from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Task
 from reward.sandbox.sandbox import Sandbox
 from reward.services import Services
-from rollout.ledger.records import Verdict
+from rollout.ledger.records import I32, Verdict
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class OneSandbox:
     @property
     def functions(self) -> FunctionPool:
         raise AssertionError("this task runs no function")
+
+    def observe(self, messages: Sequence[Mapping[str, Any]], end: int) -> I32:
+        raise AssertionError("this task has one turn")
 
     def cancelled(self) -> bool:
         return self.lent.cancelled()

@@ -18,8 +18,9 @@ from reward.jail.limits import HostExhausted
 from reward.judge import SANDBOX_TRIES, Judge, JudgeError
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources
+from reward.kinds.turns import Turns
 from reward.task import Defaults
-from rollout.ledger.records import Finish, GradingWork, Heard, Position, RecordError, Verdict
+from rollout.ledger.records import Answered, Finish, GradingWork, Heard, Position, RecordError, Verdict
 from rollout.queue.client import QueueTimeout
 from tests.reward.http_server import serving
 
@@ -34,7 +35,8 @@ def work(group: int, completion: str, task: dict[str, Any] = SQUARE, finish: Fin
         prompt_id=f"p{group}",
         task=task,
         prefill="def f(x):\n",
-        completion=completion,
+        turns=[completion],
+        ends=[0],
         tokens=9,
         finish=finish,
     )
@@ -65,14 +67,14 @@ class Queue:
             time.sleep(0.02)
         return taken
 
-    def verdicts(self, holder: str, found: Sequence[tuple[Position, Verdict]]) -> list[str]:
+    def answer(self, holder: str, answers: Sequence[Answered]) -> list[str]:
         self._answer()
         assert self.open.wait(20.0)
         with self.lock:
             self.messages += 1
-            self.reports += [position.group for position, _ in found]
-            self.told |= {position.group: verdict for position, verdict in found}
-        return ["recorded"] * len(found)
+            self.reports += [one.position.group for one in answers]
+            self.told |= {one.position.group: one.verdict for one in answers if one.verdict is not None}
+        return ["recorded"] * len(answers)
 
     def refuse_task(self, group: int, reason: str) -> None:
         self.refused[group] = reason
@@ -98,6 +100,7 @@ def judge_for(queue: Queue, *, stall_s: float = 60.0, **defaults: Any) -> Judge:
         defaults=Defaults(**defaults),
         packages=(),
         functions=FunctionPool(Path.cwd(), 2, 1024),
+        turns=Turns(),
         slots=2,
         connect=lambda name: queue,
         lease_s=0.4,

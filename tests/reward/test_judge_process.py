@@ -124,7 +124,7 @@ async def generate(run_dir: Path, endpoint: str) -> None:
                     engine="engine-0",
                 )
                 position = work.position
-                await queue.report_segment("engine-0", position.group, position.trajectory, position.offset, segment)
+                await queue.report_segment("engine-0", position, segment)
                 done += 1
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout.ledger.records import Finish, Prompt, Segment, Verdict
+from rollout.ledger.ledger import Ledger
+from rollout.ledger.records import Finish, Observation, Position, Prompt, Segment, Verdict
 from rollout.ledger.rules import Rules
 
 
@@ -33,6 +34,16 @@ def segment(versions: list[int], finish: str = "stop", engine: str = "e0@1", fir
         finish=Finish(finish),
         engine=engine,
     )
+
+
+def observation(tokens: int, first_token: int = 0) -> Observation:
+    return Observation(tokens=np.arange(first_token, first_token + tokens, dtype=np.int32), parts={"tool_calls": 1.0}, wall_s=0.5)
+
+
+def at_end(ledger: Ledger, position: Position) -> Position:
+    """The position where the trajectory ends now; unchanged if there is no such trajectory any more."""
+    group = ledger.state.groups.get(position.group)
+    return position if group is None else position._replace(offset=group.trajectories[position.trajectory].length)
 
 
 def verdict(reward: float = 1.0) -> Verdict:

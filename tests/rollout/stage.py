@@ -18,7 +18,7 @@ import numpy as np
 from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.engine_client import EngineClient
-from rollout.ledger.records import Batch, EngineInfo, Trajectory, Verdict
+from rollout.ledger.records import Answered, Batch, EngineInfo, Trajectory, Verdict
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 from tests.rollout.engine_controls import slow_down
@@ -144,7 +144,7 @@ class Stage:
     def grade(self) -> None:
         for work in self.client.lease_grading("judge", 64, wait_s=0.0):
             position = work.position
-            self.client.verdicts("judge", [(position, Verdict(reward=float(position.trajectory)))])
+            self.client.answer("judge", [Answered(position, Verdict(reward=float(position.trajectory)))])
 
     def ledger(self, key: str) -> int:
         value = self.client.status()["ledger"][key]

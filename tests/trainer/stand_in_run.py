@@ -31,7 +31,7 @@ from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from rollout.engine_client import EngineClient
-from rollout.ledger.records import I32, Finish, Position, Segment, SegmentWork, Verdict
+from rollout.ledger.records import I32, Answered, Finish, Position, Segment, SegmentWork, Verdict
 from rollout.queue.client import AsyncQueueClient, QueueClient
 from rollout.queue.keys import RunKeys
 from tests.rollout.fake_engine import VOCABULARY, FakeEngine, serve
@@ -234,8 +234,8 @@ class _Fleet:
             while not self._ending.is_set():
                 for work in client.lease_grading("judge", 64, wait_s=0.05):
                     position = work.position
-                    digest = hashlib.sha256(work.completion.encode()).digest()
-                    client.verdicts("judge", [(position, Verdict(reward=float(digest[0] % 2)))])
+                    digest = hashlib.sha256(work.turns[-1].encode()).digest()
+                    client.answer("judge", [Answered(position, Verdict(reward=float(digest[0] % 2)))])
 
     def _work(self) -> None:
         asyncio.run(self._serve())
@@ -307,7 +307,7 @@ class _Fleet:
             finish=Finish.STOP if stopped else Finish.LENGTH if full else Finish.CUT,
             engine="engine-0",
         )
-        await queue.report_segment("engine-0", position.group, position.trajectory, position.offset, segment)
+        await queue.report_segment("engine-0", position, segment)
 
 
 async def _held_version(queue: AsyncQueueClient) -> int:

@@ -111,7 +111,7 @@ def generate_all(ledger: Ledger, policy) -> None:
             return
         for lease in leases:
             position = lease.position
-            so_far, _ = ledger.completion(position)
+            so_far = ledger.completion(position)
             asked = np.concatenate([ledger.prompt(position.group).tokens, *so_far]).tolist()
             count = min(CUT, LONGEST - position.offset)
             tokens, logprobs = sample(policy, asked, count, seed=[position.group, position.trajectory], offset=position.offset)
@@ -125,9 +125,9 @@ def generate_all(ledger: Ledger, policy) -> None:
             )
             ledger.apply(*ledger.report(position, segment, "engine")[1])
         for lease in ledger.lease_grading("judge", 100):
-            completion, _ = ledger.completion(lease.position)
+            completion = ledger.completion(lease.position)
             verdict = Verdict(reward=reward(np.concatenate(completion).tolist()))
-            ledger.apply(*ledger.grade(lease.position.group, lease.position.trajectory, verdict)[1])
+            ledger.apply(*ledger.grade(lease.position, verdict)[1])
 
 
 def load(config: RunConfig):

@@ -7,6 +7,7 @@ from typing import Any
 
 LENGTH = struct.Struct("<I")
 READ_BYTES = 1 << 16
+PROGRESS = "progress"  # the message before each call of an environment, whose deadline begins then
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 

@@ -1,8 +1,11 @@
-"""Runs users' reward functions in processes that stay warm, with a deadline per call and a limit of memory.
+"""Runs users' reward functions and environments in processes that stay warm, with a deadline per call and a limit of memory.
 
 Each process has a thread here that sends it several calls in one message and takes the answers as they come. The process works
 them off in order. So a call that hangs, or that ends its process, is the first one without an answer: it alone gets a reason, the
 process is replaced, and the other calls are sent again.
+
+A call with a `home` belongs to an episode and always goes to the same process, which keeps the episode's state. If that process
+ends during the call, the call is sent once more to the process that replaces it: it may have been killed from outside.
 """
 
 import logging
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
@@ -24,7 +28,7 @@ from typing import Any
 from conf.schema import ConfigError
 from conf.user_code import find
 from reward.jail.limits import Cancelled
-from reward.kinds.functions.frames import Frames
+from reward.kinds.functions.frames import PROGRESS, Frames
 from reward.kinds.functions.returned import Returned
 
 log = logging.getLogger("reward")
@@ -43,6 +47,8 @@ class _Call:
     function: str
     given: Mapping[str, Any]
     deadline_s: float
+    home: int | None = None  # the number of its thread; None: any
+    tries: int = 1  # that are left
     future: "Future[Returned]" = field(default_factory=Future)
 
 
@@ -54,6 +60,7 @@ class FunctionPool:
         self._count = count
         self._memory_bytes = memory_mb << 20
         self._waiting: deque[_Call] = deque()
+        self._at_home: list[deque[_Call]] = [deque() for _ in range(count)]  # the calls that one thread must take
         self._changed = threading.Condition()
         self._closing = False
         self._idle = 0  # threads that wait for a call
@@ -62,16 +69,29 @@ class FunctionPool:
         self.replaced = 0  # processes that hung, ended or used too much memory
 
     def call(
-        self, function: str, given: Mapping[str, Any], *, deadline_s: float, cancelled: Callable[[], bool] = lambda: False
+        self,
+        function: str,
+        given: Mapping[str, Any],
+        *,
+        deadline_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+        home: str = "",
     ) -> Returned:
-        """Waits for the result of one call. Raises Cancelled."""
+        """Waits for the result of one call. Raises Cancelled.
+
+        home: the name of an episode, whose calls all go to one process.
+        """
         call = _Call(function, given, deadline_s)
         with self._changed:
-            self._waiting.append(call)
-            if len(self._waiting) > self._idle and len(self._threads) < self._count:
-                self._threads.append(threading.Thread(target=self._drive, name="functions", daemon=True))
-                self._threads[-1].start()
-            self._changed.notify()
+            if home:
+                call.home, call.tries = zlib.crc32(home.encode()) % self._count, 2
+                self._at_home[call.home].append(call)
+                self._start_threads(call.home + 1)
+            else:
+                self._waiting.append(call)
+                if len(self._waiting) > self._idle:
+                    self._start_threads(len(self._threads) + 1)
+            self._changed.notify_all()
         while True:
             try:
                 return call.future.result(timeout=ASK_S)
@@ -100,10 +120,15 @@ class FunctionPool:
 
     # One thread per process
 
-    def _drive(self) -> None:
+    def _start_threads(self, count: int) -> None:
+        for number in range(len(self._threads), min(count, self._count)):
+            self._threads.append(threading.Thread(target=self._drive, args=(number,), name="functions", daemon=True))
+            self._threads[-1].start()
+
+    def _drive(self, number: int) -> None:
         process: _Process | None = None
         try:
-            while calls := self._next_calls():
+            while calls := self._next_calls(number):
                 while calls:
                     try:
                         process = process or _Process(self._run_dir, self._memory_bytes)
@@ -111,7 +136,9 @@ class FunctionPool:
                     except _Lost as lost:
                         self._end(process, str(lost))
                         process = None
-                        self._answer(calls.popleft(), Returned(error=str(lost)), 0.0)
+                        calls[0].tries -= 1
+                        if not (lost.died and calls[0].tries):
+                            self._answer(calls.popleft(), Returned(error=str(lost)), 0.0)
                 if process is not None and process.leaks():
                     self._end(process, "functions leave more and more memory in use")
                     process = None
@@ -119,14 +146,17 @@ class FunctionPool:
             if process is not None:
                 process.end()
 
-    def _next_calls(self) -> deque[_Call]:
+    def _next_calls(self, number: int) -> deque[_Call]:
         """The next calls for one process; none at the end."""
+        own = self._at_home[number]
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._changed.wait_for(lambda: own or self._waiting or self._closing)
             self._idle -= 1
             if self._closing:
                 return deque()
+            if own:
+                return deque([own.popleft()])
             count = max(1, min(MOST_CALLS, len(self._waiting) // self._count))
             return deque(self._waiting.popleft() for _ in range(count))
 
@@ -145,6 +175,10 @@ class FunctionPool:
 
 class _Lost(Exception):
     """The process is of no use any more. The message says what its first unanswered call did."""
+
+    def __init__(self, text: str, *, died: bool = False) -> None:
+        super().__init__(text)
+        self.died = died  # it ended by itself, or something outside ended it
 
 
 class _Process:
@@ -184,7 +218,7 @@ class _Process:
             self._ours.settimeout(IMPORT_S)
             self._frames.send([(call.function, self._only_wanted(call)) for call in calls])
         except OSError as error:
-            raise _Lost(f"its process is gone: {error}") from error
+            raise _Lost(f"its process is gone: {error}", died=True) from error
         self._ours.settimeout(ASK_S)
         while calls:
             call = calls[0]
@@ -192,7 +226,9 @@ class _Process:
                 wanted = self._wait(IMPORT_S, f"its module was not imported within {IMPORT_S:g} s", closing)
                 self._wanted[call.function] = frozenset(wanted)
             began_s = time.monotonic()
-            answered = self._wait(call.deadline_s, f"did not return within {call.deadline_s:g} s", closing)
+            answered: Any = PROGRESS
+            while answered == PROGRESS:
+                answered = self._wait(call.deadline_s, f"did not return within {call.deadline_s:g} s", closing)
             answer(calls.popleft(), Returned(**answered), time.monotonic() - began_s)
 
     def _only_wanted(self, call: _Call) -> Mapping[str, Any]:
@@ -223,7 +259,7 @@ class _Process:
                 if time.monotonic() > until_s or closing():
                     raise _Lost(too_late) from None
             except (EOFError, OSError):
-                raise _Lost(f"its process ended with {self._process.wait(END_S)}") from None
+                raise _Lost(f"its process ended with {self._process.wait(END_S)}", died=True) from None
 
     def _memory(self) -> int:
         try:

@@ -1,4 +1,4 @@
-"""A process that runs users' reward functions, one call after another, as its judge says.
+"""A process that runs users' reward functions and environments, one call after another, as its judge says.
 
     python -m reward.kinds.functions.worker RUN SOCKET
 
@@ -21,19 +21,22 @@ from typing import Any
 from conf.schema import ConfigError
 from conf.user_code import load
 from reward.jail.linux import die_with_parent
-from reward.kinds.functions.frames import Frames
+from reward.kinds.functions.episodes import Episodes
+from reward.kinds.functions.frames import PROGRESS, Frames
 from reward.kinds.functions.returned import BadReward, read_returned
 
 GIVEN = ("prompt", "completion", "answer", "prefill", "metadata", "finish", "tokens")
 ERROR_CHARACTERS = 400
 MAIN = os.getpid()
+EPISODE = "episode"  # what an environment is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A user's function, and the names of what it wants to be given; or why it cannot be called."""
+    """A user's function or environment, and the names of what it wants to be given; or why it cannot be called."""
 
     function: Callable[..., Any] | None = None
+    episodes: Episodes | None = None  # of an environment
     wanted: frozenset[str] = frozenset()
     refused: str = ""
 
@@ -57,17 +60,21 @@ def main(run_dir: str, fd: str) -> None:
             return
         for name, given in calls:
             if name not in known:
-                known[name] = loaded(name, Path(run_dir))
+                known[name] = loaded(name, Path(run_dir), loop)
                 frames.send(sorted(known[name].wanted))
-            answer = answer_of(known[name], given, loop)
+            answer = answer_of(known[name], given, loop, lambda: frames.send(PROGRESS))
             if os.getpid() != MAIN:
                 os._exit(0)  # a child that the function has forked, and that has come back from it
             frames.send(answer)
 
 
-def answer_of(loaded: Loaded, given: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+def answer_of(
+    loaded: Loaded, given: Mapping[str, Any], loop: asyncio.AbstractEventLoop, progress: Callable[[], None]
+) -> dict[str, Any]:
     cpu_s = time.process_time()
     try:
+        if loaded.episodes is not None:
+            return asdict(loaded.episodes.answer(given[EPISODE], progress))
         returned = loaded.call(given)
         if inspect.isawaitable(returned):
             returned = loop.run_until_complete(_awaited(returned))
@@ -78,10 +85,14 @@ def answer_of(loaded: Loaded, given: Mapping[str, Any], loop: asyncio.AbstractEv
         return {"error": _told(error)[:ERROR_CHARACTERS]}
 
 
-def loaded(name: str, run_dir: Path) -> Loaded:
-    """A function that can be called, or why it cannot."""
+def loaded(name: str, run_dir: Path, loop: asyncio.AbstractEventLoop) -> Loaded:
+    """A function or an environment that can be called, or why it cannot."""
     try:
         function = load(name, run_dir, setting="reward.functions")
+        if isinstance(function, type):
+            if missing := [method for method in ("start", "step") if not callable(getattr(function, method, None))]:
+                return Loaded(refused=f"is a class without the method {missing[0]}, and an environment has start and step")
+            return Loaded(episodes=Episodes(function, loop), wanted=frozenset([EPISODE]))
         parameters = inspect.signature(function).parameters.values()
     except (ConfigError, ValueError) as error:  # ValueError: a function without a signature
         return Loaded(refused=str(error))

@@ -9,12 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollout.ledger.changes import Admitted, Change, DropKind, Dropped, Durable, Extended, Graded, Taken
+from rollout.ledger.changes import Admitted, Change, DropKind, Dropped, Durable, Extended, Graded, Observed, Restarted, Taken
 from rollout.ledger.ledger import Ledger
-from rollout.ledger.records import Batch, Position
+from rollout.ledger.records import NOT_SAMPLED, Answered, Batch, Finish, Position, Segment
 from rollout.ledger.rules import Rules
 from rollout.ledger.state import LedgerState
-from tests.rollout.builders import prompt, rules, segment, verdict
+from tests.rollout.builders import observation, prompt, rules, segment, verdict
+
+JUDGES = ("j0", "j1")
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Engine:
 def outlives(change: Change, durable: Durable) -> bool:
     """Returns whether an earlier change is still needed because its group or its batch is not forgotten."""
     match change:
-        case Admitted() | Extended() | Graded() | Dropped():
+        case Admitted() | Extended() | Observed() | Restarted() | Graded() | Dropped():
             return change.group not in durable.forgotten
         case Taken():
             return change.step >= durable.totals.oldest_step
@@ -60,9 +62,11 @@ class World:
         self.checkpoint = 0
         self.taken: dict[int, Batch] = {}  # as first served
         self.accepted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (token, version) of each trajectory
+        self.answers: list[Answered] = []  # that were recorded
+        self.old_reports: list[tuple[Position, object]] = []  # of episodes that began again
         self.recorded: Counter[str] = Counter()
         self.dropped: set[int] = set()
-        self.reports: list[tuple[Position, object]] = []
+        self.reports: list[tuple[Position, Segment]] = []
         self.prompts: list[str] = []
         self.stream = itertools.count()
         self.push(range(engines))
@@ -109,16 +113,51 @@ class World:
             self.accepted.setdefault(key, []).extend(zip(done.tokens.tolist(), versions, strict=True))
             self.recorded["eval" if position.group < 0 else "train"] += tokens
             self.reports.append((position, done))
+        elif outcome == "restarted":
+            self.recorded["restarted"] += tokens
         return outcome
 
-    def grade(self, reward: float) -> bool:
-        for lease in self.ledger.lease_grading("judge", 1):
-            before = self.ledger.state.dropped_groups.total()
-            self.do(self.ledger.grade(lease.position.group, lease.position.trajectory, verdict(reward))[1])
-            if self.ledger.state.dropped_groups.total() > before:
-                self.dropped.add(lease.position.group)
-            return True
+    def grade(self, judge: str, reward: float | None = None) -> bool:
+        """A judge takes a trajectory whose turn has ended, and gives the verdict; by default not the same in a group."""
+        for lease in self.ledger.lease_grading(judge, 1):
+            given = float(lease.position.trajectory % 2) if reward is None else reward
+            return self.answer(Answered(lease.position, verdict(given)), judge)
         return False
+
+    def observe(self, tokens: int, judge: str) -> bool:
+        """A judge takes a trajectory whose turn has ended, and lets it go on, or gives the verdict if there is no room."""
+        for lease in self.ledger.lease_grading(judge, 1):
+            trajectory = self.ledger.trajectory(lease.position)
+            room = lease.position.offset + tokens < self.rules.max_completion_tokens
+            go_on = room and trajectory.finish is Finish.STOP
+            seen = observation(tokens, first_token=next(self.stream) * 100)
+            answered = Answered(lease.position, observation=seen) if go_on else Answered(lease.position, verdict(0.0))
+            return self.answer(answered, judge)
+        return False
+
+    def restart(self, judge: str) -> bool:
+        """A judge cannot rebuild the environment of an episode."""
+        return any(self.answer(Answered(lease.position), judge) for lease in self.ledger.lease_grading(judge, 1))
+
+    def answer(self, answered: Answered, judge: str) -> bool:
+        position, dropped = answered.position, self.ledger.state.dropped_groups.total()
+        outcome, changes = self.ledger.answer(answered, judge)
+        assert outcome == "recorded"
+        self.do(changes)
+        self.answers.append(answered)
+        key = (position.group, position.trajectory)
+        if answered.observation is not None:
+            self.accepted[key].extend((token, NOT_SAMPLED) for token in answered.observation.tokens.tolist())
+        elif answered.verdict is None:
+            sampled = sum(version != NOT_SAMPLED for _, version in self.accepted.pop(key))
+            self.recorded["eval" if position.group < 0 else "train"] -= sampled
+            self.recorded["restarted"] += sampled
+            old = [report for report in self.reports if report[0][:2] == key]
+            self.reports = [report for report in self.reports if report[0][:2] != key]
+            self.old_reports += old
+        if self.ledger.state.dropped_groups.total() > dropped:
+            self.dropped.add(position.group)
+        return True
 
     def drop_oldest(self) -> None:
         for group in self.ledger.unready(1):
@@ -191,9 +230,12 @@ class World:
         for group in batch.groups:
             assert len(group.trajectories) == self.rules.completions_per_group
             for i, trajectory in enumerate(group.trajectories):
-                tokens = trajectory.tokens[trajectory.sampled].tolist()
-                versions = trajectory.versions[trajectory.sampled].tolist()
+                completion = slice(len(prompt().tokens), None)
+                tokens, versions = trajectory.tokens[completion].tolist(), trajectory.versions[completion].tolist()
                 assert list(zip(tokens, versions, strict=True)) == self.accepted[group.index, i]
+                assert (trajectory.sampled == (trajectory.versions != NOT_SAMPLED)).all()
+                assert not trajectory.logprobs[~trajectory.sampled].any()
+                versions = [version for version in versions if version != NOT_SAMPLED]
                 assert versions == sorted(versions)
                 assert all(0 <= batch.step - v <= self.rules.max_staleness for v in versions), "beyond the bound"
 
@@ -203,7 +245,10 @@ class World:
         assert parts == self.recorded["train"]
         assert counts["eval_tokens"] == self.recorded["eval"]
         trained = [g.index for step, b in self.taken.items() if step < self.ledger.version for g in b.groups]
-        assert counts["trained_tokens"] == sum(len(t) for (group, _), t in self.accepted.items() if group in set(trained))
+        assert counts["trained_tokens"] == sum(
+            version != NOT_SAMPLED for (group, _), t in self.accepted.items() if group in set(trained) for _, version in t
+        )
+        assert counts["lost_tokens"].get("restarted", 0) == self.recorded["restarted"]
         assert self.prompts == [f"p{i}" for i in range(self.ledger.admitted)], "the stream skipped or repeated a prompt"
         assert sum(counts["dropped_groups"].values()) == len(self.dropped)
 
@@ -221,9 +266,9 @@ class World:
                 self.lease(engine, 3)
                 while engine.held:
                     self.finish(engine, 0, tokens, "cut")
-            for reward in itertools.cycle((0.0, 1.0)):
-                if not self.grade(reward):
-                    break
+            for judge in JUDGES:
+                while self.grade(judge):
+                    pass
             self.step(everyone)
         raise AssertionError(f"no progress: {self.ledger.summary()}")
 
@@ -231,6 +276,7 @@ class World:
 EVENTS = {
     "work": 30, "work_slowly": 20, "train": 30, "train_push_to_one": 5, "die_after_push": 2, "save": 5, "trainer_dies": 3,
     "server_dies": 3, "lease_expires": 4, "worker_dies": 3, "refuse_prompt": 3, "report_again": 5, "eval": 2, "collect": 4,
+    "answer_again": 5, "judge_dies": 3, "restart": 3,
 }  # fmt: skip
 
 
@@ -243,11 +289,12 @@ class Walk:
         self.world = World(
             rules(
                 groups_per_step=p, max_staleness=s, window=chance.choice([0, chance.randint(0, s * p), s * p]),
-                segment_tokens=chance.randint(1, 3), max_completion_tokens=chance.randint(1, 5),
+                segment_tokens=chance.randint(1, 3), max_completion_tokens=chance.choice([chance.randint(1, 5), 12]),
                 drop_no_signal=chance.random() < 0.3,
             )
         )  # fmt: skip
         self.stragglers = chance.choice([0.05, 0.3, 0.6])
+        self.turns = chance.choice([0.0, 0.3, 0.7])  # how often a turn is not the last one
 
     def run(self, events: int) -> None:
         names, weights = zip(*EVENTS.items(), strict=True)
@@ -265,8 +312,14 @@ class Walk:
             for i in reversed(range(len(engine.held))):
                 if chance.random() >= stragglers:
                     self.world.finish(engine, i, chance.randint(0, 3), chance.choice(["cut", "stop"]), late=chance.random() < 0.2)
-        while chance.random() >= stragglers / 4 and self.world.grade(chance.choice([0.0, 1.0])):
+        while chance.random() >= stragglers / 4 and self.judge(chance.choice(JUDGES)):
             pass
+
+    def judge(self, judge: str) -> bool:
+        chance = self.chance
+        if chance.random() < self.turns:
+            return self.world.observe(chance.randint(1, 2), judge)
+        return self.world.grade(judge, chance.choice([0.0, 1.0]))
 
     def work_slowly(self) -> None:
         self.work(stragglers=0.8)
@@ -309,6 +362,21 @@ class Walk:
             assert outcome == "gone" or (outcome, changes) == ("recorded", ())
             other = replace(segment, tokens=segment.tokens + 1)
             assert self.world.ledger.report(position, other)[0] in ("duplicate", "gone")
+        if self.world.old_reports:
+            position, segment = self.chance.choice(self.world.old_reports)
+            assert self.world.ledger.report(position, segment)[0] in ("restarted", "duplicate", "gone")
+
+    def answer_again(self) -> None:
+        if self.world.answers:
+            outcome, changes = self.world.ledger.answer(self.chance.choice(self.world.answers), self.chance.choice(JUDGES))
+            assert outcome in ("duplicate", "gone") and not changes
+
+    def judge_dies(self) -> None:
+        self.world.ledger.release(self.chance.choice(JUDGES))
+
+    def restart(self) -> None:
+        if self.turns:
+            self.world.restart(self.chance.choice(JUDGES))
 
     def eval(self) -> None:
         prompts = [prompt(1000 + i) for i in range(2)]

@@ -1,12 +1,13 @@
 """The law, clause by clause."""
 
+import numpy as np
 import pytest
 
 from rollout.ledger.changes import DropKind, Extended, Graded
 from rollout.ledger.ledger import Ledger, LedgerError
-from rollout.ledger.records import Position
+from rollout.ledger.records import Answered, Position, Verdict
 from rollout.ledger.rules import RulesError
-from tests.rollout.builders import prompt, rules, segment, verdict
+from tests.rollout.builders import at_end, observation, prompt, rules, segment, verdict
 
 ENGINE = "e0@1"
 
@@ -25,11 +26,15 @@ def admit(ledger: Ledger, groups: int) -> None:
 def finish(ledger: Ledger, group: int, rewards: tuple[float, ...] = (0.0, 1.0), version: int = 0) -> None:
     for i, reward in enumerate(rewards):
         ledger.apply(*report(ledger, group, i, 0, [version])[1])
-        ledger.apply(*ledger.grade(group, i, verdict(reward))[1])
+        ledger.apply(*grade(ledger, group, i, verdict(reward))[1])
 
 
 def report(ledger: Ledger, group: int, trajectory: int, offset: int, versions: list[int], finish: str = "stop"):
     return ledger.report(Position(group=group, trajectory=trajectory, offset=offset), segment(versions, finish), ENGINE)
+
+
+def grade(ledger: Ledger, group: int, trajectory: int, verdict: Verdict):
+    return ledger.grade(at_end(ledger, Position(group, trajectory, 0)), verdict)
 
 
 def train(ledger: Ledger, steps: int = 1, engines: tuple[str, ...] = (ENGINE,)) -> None:
@@ -180,7 +185,7 @@ def test_trajectory_is_the_concatenation_of_its_segments():
         ledger.apply(*ledger.report(Position(group=0, trajectory=0, offset=offset), part)[1])
     ledger.apply(*report(ledger, 0, 1, 0, [0])[1])
     for i in (0, 1):
-        ledger.apply(*ledger.grade(0, i, verdict(i))[1])
+        ledger.apply(*grade(ledger, 0, i, verdict(i))[1])
     ledger.apply(*ledger.take(0))
     first = ledger.batch(0).groups[0].trajectories[0]
     assert first.tokens.tolist() == [7, 8, 0, 20, 21, 30, 31, 40]
@@ -246,10 +251,92 @@ def test_verdict_before_the_end_is_an_error_and_a_second_one_changes_nothing():
     ledger = started()
     admit(ledger, 1)
     with pytest.raises(LedgerError, match="not finished"):
-        ledger.grade(0, 0, verdict())
+        grade(ledger, 0, 0, verdict())
     ledger.apply(*report(ledger, 0, 0, 0, [0])[1])
-    ledger.apply(*ledger.grade(0, 0, verdict(1.0))[1])
-    assert ledger.grade(0, 0, verdict(0.0)) == ("duplicate", ())
+    ledger.apply(*grade(ledger, 0, 0, verdict(1.0))[1])
+    assert grade(ledger, 0, 0, verdict(0.0)) == ("duplicate", ())
+
+
+# Turns.
+
+
+def started_episode(**changed) -> tuple[Ledger, Position]:
+    """A ledger whose first trajectory has ended its first turn."""
+    ledger = started(**changed)
+    admit(ledger, 1)
+    ledger.apply(*report(ledger, 0, 0, 0, [0, 0])[1])
+    return ledger, at_end(ledger, Position(0, 0, 0))
+
+
+def test_observation_is_a_part_of_the_trajectory_that_nobody_sampled_and_the_next_turn_follows_it():
+    ledger, position = started_episode()
+    ledger.apply(*ledger.observe(position, observation(2, first_token=50))[1])
+    lease = ledger.lease_segments(ENGINE, 9)[0]
+    assert (lease.position, lease.max_new_tokens) == (Position(0, 0, 4), 4)
+    assert np.concatenate(ledger.completion(lease.position)).tolist() == [0, 1, 50, 51]
+    ledger.apply(*report(ledger, 0, 0, 4, [0])[1])
+    ledger.apply(*report(ledger, 0, 1, 0, [0])[1])
+    for i in (0, 1):
+        ledger.apply(*grade(ledger, 0, i, verdict(i))[1])
+    admit(ledger, 1)
+    finish(ledger, 1)
+    ledger.apply(*ledger.take(0))
+    first = ledger.batch(0).groups[0].trajectories[0]
+    assert first.tokens.tolist() == [7, 8, 0, 0, 1, 50, 51, 0]
+    assert first.sampled.tolist() == [False] * 3 + [True] * 2 + [False] * 2 + [True]
+    assert first.versions.tolist() == [-1] * 3 + [0, 0] + [-1] * 2 + [0]
+    assert not first.logprobs[~first.sampled].any()
+    assert (first.turns, first.segments, first.environment_s) == (2, 2, 0.5)
+    assert first.reward_parts == {"tests": 0.0, "tool_calls": 1.0}
+    assert ledger.summary()["waiting_tokens"] == 3 + 1 + 2
+
+
+def test_observation_does_not_make_a_trajectory_younger():
+    ledger = started(groups_per_step=1, max_staleness=1)
+    train(ledger)
+    admit(ledger, 1)
+    ledger.apply(*report(ledger, 1, 0, 0, [1, 1])[1])
+    ledger.apply(*ledger.observe(Position(1, 0, 2), observation(1))[1])
+    assert report(ledger, 1, 0, 3, [0])[0] == "stale"
+
+
+def test_answer_to_an_earlier_turn_changes_nothing():
+    ledger, position = started_episode()
+    seen = observation(1)
+    ledger.apply(*ledger.observe(position, seen)[1])
+    ledger.apply(*report(ledger, 0, 0, 3, [0])[1])
+    for answered in (Answered(position, verdict()), Answered(position, observation=seen), Answered(position)):
+        assert ledger.answer(answered) == ("duplicate", ())
+
+
+@pytest.mark.parametrize(("tokens", "ending"), [(6, "stop"), (1, "length")])
+def test_observation_that_leaves_no_room_for_a_turn_is_refused(tokens, ending):
+    ledger = started()
+    admit(ledger, 1)
+    ledger.apply(*report(ledger, 0, 0, 0, [0, 0], ending)[1])
+    with pytest.raises(LedgerError, match="leaves no room for a turn within max_completion_tokens=8"):
+        ledger.observe(Position(0, 0, 2), observation(tokens))
+
+
+def test_episode_begins_again_at_its_prompt_and_no_report_of_its_first_life_is_recorded():
+    ledger, position = started_episode()
+    ledger.apply(*ledger.restart(position)[1])
+    assert ledger.summary()["lost_tokens"] == {"restarted": 2}
+    assert ledger.summary()["waiting_tokens"] == 0
+    assert ledger.lease_segments(ENGINE, 1)[0].position == Position(0, 0, 0, attempt=1)
+    assert report(ledger, 0, 0, 0, [0, 0])[0] == "restarted"
+    again = segment([0, 0], "cut")
+    assert ledger.report(Position(0, 0, 0, attempt=1), again, ENGINE)[0] == "recorded"
+
+
+def test_judge_that_keeps_the_state_of_an_episode_gets_it_again_unless_it_is_gone():
+    ledger, position = started_episode()
+    ledger.apply(*ledger.observe(position, observation(1), "j0")[1])
+    ledger.apply(*report(ledger, 0, 0, 3, [0])[1])
+    assert not ledger.lease_grading("j1", 1)
+    lease = ledger.lease_grading("j0", 1)[0]
+    assert ledger.release("j0") == 1
+    assert positions(ledger.lease_grading("j1", 1)) == positions([lease])
 
 
 # Dropping.
@@ -286,7 +373,7 @@ def test_taken_group_is_not_dropped_and_what_it_still_gets_is_gone_once_it_is_dr
     ledger.apply(*ledger.drop(1, DropKind.UNRUNNABLE, "x"))
     assert ledger.drop(1, DropKind.UNRUNNABLE, "x") == ()
     assert report(ledger, 1, 0, 0, [0])[0] == "gone"
-    assert ledger.grade(1, 0, verdict())[0] == "gone"
+    assert grade(ledger, 1, 0, verdict())[0] == "gone"
 
 
 # Order.

@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.rollout.builders import prompt, rules
-from tests.rollout.ledger.ledger_world import Walk, World
+from tests.rollout.ledger.ledger_world import JUDGES, Walk, World
 
 ENGINES = st.integers(0, 1)
 SOME_ENGINES = st.sampled_from([[0], [1], [0, 1]])
+SOME_JUDGE = st.sampled_from(JUDGES)
 
 
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(
         p=st.integers(1, 3), s=st.integers(0, 3), window_share=st.floats(0, 1), segment_tokens=st.integers(1, 3),
-        cap=st.integers(1, 5), drop_no_signal=st.booleans(),
+        cap=st.integers(1, 12), drop_no_signal=st.booleans(),
     )  # fmt: skip
     def start(self, p, s, window_share, segment_tokens, cap, drop_no_signal):
         self.world = World(
@@ -46,7 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 for i in reversed(range(len(engine.held))):
                     if chance.random() >= stragglers:
                         self.world.finish(engine, i, chance.randint(1, 3), chance.choice(["cut", "stop"]))
-        while chance.random() >= stragglers / 3 and self.world.grade(chance.choice([0.0, 1.0])):
+        while chance.random() >= stragglers / 3 and self.world.grade(chance.choice(JUDGES), chance.choice([0.0, 1.0])):
             pass
 
     @rule(chance=st.randoms(use_true_random=False), steps=st.integers(1, 4))
@@ -61,6 +62,24 @@ class LedgerMachine(RuleBasedStateMachine):
         position, segment = data.draw(st.sampled_from(self.world.reports))
         outcome, changes = self.world.ledger.report(position, segment)
         assert outcome == "gone" or (outcome, changes) == ("recorded", ())
+
+    @rule(judge=SOME_JUDGE, tokens=st.integers(1, 3))
+    def environment_answers(self, judge, tokens):
+        self.world.observe(tokens, judge)
+
+    @rule(judge=SOME_JUDGE)
+    def episode_begins_again(self, judge):
+        self.world.restart(judge)
+
+    @rule(judge=SOME_JUDGE)
+    def judge_dies(self, judge):
+        self.world.ledger.release(judge)
+
+    @precondition(lambda self: self.world.answers)
+    @rule(data=st.data(), judge=SOME_JUDGE)
+    def answer_again(self, data, judge):
+        outcome, changes = self.world.ledger.answer(data.draw(st.sampled_from(self.world.answers)), judge)
+        assert outcome in ("duplicate", "gone") and not changes
 
     @rule()
     def refuse_prompt(self):

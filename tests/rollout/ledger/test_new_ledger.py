@@ -48,7 +48,7 @@ class Story:
         self.fill()
         self.fill("stop")
         for lease in self.ledger.lease_grading("judge", 1000):
-            self.do(self.ledger.grade(lease.position.group, lease.position.trajectory, verdict())[1])
+            self.do(self.ledger.grade(lease.position, verdict())[1])
         self.do(self.ledger.take(step))
         self.do(self.ledger.advance(step + 1, ["e@1"]))
 

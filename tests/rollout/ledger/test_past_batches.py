@@ -38,7 +38,7 @@ def record(run: Path, steps: int, forgotten: int) -> list[Batch]:
             for lease in ledger.lease_segments("e0@1", 4):
                 do(ledger.report(lease.position, segment([step, step], first_token=10 * step))[1])
             for lease in ledger.lease_grading("judge", 100):
-                do(ledger.grade(lease.position.group, lease.position.trajectory, verdict(step))[1])
+                do(ledger.grade(lease.position, verdict(step))[1])
             do(ledger.take(step) or ())
             batches.append(ledger.batch(step))
             do(ledger.advance(step + 1, ["e0@1"]))

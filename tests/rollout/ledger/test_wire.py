@@ -133,7 +133,7 @@ def test_true_is_not_a_number():
     with pytest.raises(WireError, match=r"Take\.step: expected int, got True"):
         unpack(m.Take, pack({"step": True, "wait_s": 0.0}))
     with pytest.raises(WireError, match="expected int, got True"):
-        unpack(Position, pack([True, 0, 0]))
+        unpack(Position, pack([True, 0, 0, 0]))
 
 
 @given(

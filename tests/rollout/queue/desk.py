@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from rollout.ledger.changes import Graded
 from rollout.ledger.journal import Journal
 from rollout.ledger.ledger import Ledger
-from rollout.ledger.records import EngineInfo, Position
+from rollout.ledger.records import Answered, EngineInfo, Position
 from rollout.ledger.wire import pack, unpack
 from rollout.prompts.stream import PromptStream
 from rollout.queue import messages as m
 from rollout.queue.server import QueueServer
-from tests.rollout.builders import prompt, rules, segment, verdict
+from tests.rollout.builders import at_end, prompt, rules, segment, verdict
 
 LEASE_S, STALL_S = 10.0, 60.0
 ENGINE = EngineInfo(name="e0", url="http://e0", tp=1, epoch=1)
@@ -88,8 +87,8 @@ class Desk:
         return self.ask(request)["outcome"]
 
     def grade(self, position: Position, reward: float) -> str:
-        graded = Graded(position.group, position.trajectory, verdict(reward))
-        return self.ask(m.ReportVerdicts(holder="j", graded=[graded]))["outcomes"][0]
+        answered = Answered(at_end(self.ledger, position), verdict(reward))
+        return self.ask(m.ReportAnswers(holder="j", answers=[answered]))["outcomes"][0]
 
     def fill(self, groups: int) -> None:
         for position in self.lease(groups * 2):

@@ -23,7 +23,7 @@ from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunC
 from rollout.checkpoint_files import write_sums
 from rollout.exit_codes import NOT_NOW
 from rollout.ledger.journal import Journal, JournalError
-from rollout.ledger.records import Batch, EngineInfo, Waiting
+from rollout.ledger.records import Answered, Batch, EngineInfo, Waiting
 from rollout.ledger.rules import Rules
 from rollout.ledger.wire import pack, unpack
 from rollout.queue.__main__ import open_server
@@ -108,14 +108,14 @@ class Worker(threading.Thread):
         position = work.position
         first = position.group * 1000 + position.trajectory * 100 + position.offset
         done = segment([self.version] * work.max_new_tokens, "cut", first_token=first)
-        await client.report_segment("w", position.group, position.trajectory, position.offset, done)
+        await client.report_segment("w", position, done)
 
 
 def graded(trainer: QueueClient, judge: QueueClient, step: int) -> Batch:
     """The batch of a step, whose completions the judge has graded."""
     while not isinstance(batch := trainer.take(step, wait_s=0.1), Batch):
         for work in judge.lease_grading("judge", 8, wait_s=0.0):
-            judge.verdicts("judge", [(work.position, verdict(float(work.position.trajectory)))])
+            judge.answer("judge", [Answered(work.position, verdict(float(work.position.trajectory)))])
     return batch
 
 

@@ -19,7 +19,7 @@ def test_lease_holds_prompt_and_completion_so_far(ready):
 def test_judge_gets_tokens_prefill_and_task(ready):
     ready.report(ready.lease()[0], [0, 0])
     work = ready.ask(m.LeaseGrading(holder="j", count=5, wait_s=0.0))["work"]
-    assert [([list(tokens) for tokens in w["completion"]], w["finish"], w["task"]["kind"]) for w in work] == [
+    assert [([list(tokens) for turn in w["turns"] for tokens in turn], w["finish"], w["task"]["kind"]) for w in work] == [
         ([[0, 1]], "stop", "calls")
     ]
 

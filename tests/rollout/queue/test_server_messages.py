@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.ledger.changes import Extended, Graded
+from rollout.ledger.changes import Extended
 from rollout.ledger.ledger import Ledger
-from rollout.ledger.records import EngineInfo, Position, Segment, Verdict
+from rollout.ledger.records import Answered, EngineInfo, Position, Segment, Verdict
 from rollout.ledger.wire import pack, unpack
 from rollout.queue import messages as m
 from rollout.queue.server import LONGEST_MESSAGE_BYTES
-from tests.rollout.builders import segment
+from tests.rollout.builders import observation, segment
 from tests.rollout.ledger.ledger_world import comparable
 from tests.rollout.queue.desk import ENGINE, Desk
 
 NUMBERS = st.integers(-2, 6) | st.sampled_from([-(2**63), 2**31, 2**63 - 1, 2**64 - 1])
 NAMES = st.sampled_from(["e0", "e0@1", "e1", "j", "", "@", "e0@2"]) | st.text(max_size=4)
 WAITS = st.sampled_from([0.0, -1.0, 1e300, math.inf, math.nan])
-POSITIONS = st.builds(Position, group=NUMBERS, trajectory=NUMBERS, offset=NUMBERS)
+POSITIONS = st.builds(Position, group=NUMBERS, trajectory=NUMBERS, offset=NUMBERS, attempt=st.just(0) | NUMBERS)
 SEGMENTS = st.builds(
     lambda versions, finish, engine, first: segment(sorted(versions), finish, engine, first),
     st.lists(st.integers(-1, 3), max_size=9), st.sampled_from(["stop", "length", "cut"]), NAMES, st.integers(0, 3),
@@ -37,7 +37,9 @@ BY_TYPE: dict[Any, st.SearchStrategy] = {
     Position: POSITIONS,
     Segment: SEGMENTS,
     Sequence[str]: st.lists(NAMES, max_size=3).map(tuple),
-    Sequence[Graded]: st.lists(st.builds(Graded, NUMBERS, NUMBERS, VERDICTS), max_size=3).map(tuple),
+    Sequence[Answered]: st.lists(
+        st.builds(Answered, POSITIONS, st.none() | VERDICTS, st.none() | st.just(observation(2))), max_size=3
+    ).map(tuple),
     Sequence[Position]: st.lists(POSITIONS, max_size=3).map(tuple),
     EngineInfo | None: st.none() | st.just(ENGINE),
     Mapping[str, float]: st.dictionaries(NAMES, WAITS, max_size=2),

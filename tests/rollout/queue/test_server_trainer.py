@@ -2,11 +2,11 @@
 
 import pytest
 
-from rollout.ledger.changes import Graded
 from rollout.ledger.journal import JournalError
+from rollout.ledger.records import Answered
 from rollout.ledger.wire import pack
 from rollout.queue import messages as m
-from tests.rollout.builders import rules, segment, verdict
+from tests.rollout.builders import at_end, rules, segment, verdict
 from tests.rollout.queue.desk import ENGINE, STALL_S, Desk
 
 
@@ -83,7 +83,7 @@ def test_evaluation_is_leased_first_and_its_result_is_told_once(ready):
     for position in ready.lease(2):
         assert position.group < 0
         ready.report(position, [0])
-        ready.send(m.ReportVerdicts(holder="j", graded=[Graded(position.group, 0, verdict(1.0))]))
+        ready.send(m.ReportAnswers(holder="j", answers=[Answered(at_end(ready.ledger, position), verdict(1.0))]))
     result = ready.answers()[asked].value["result"]
     assert [p["prompt_id"] for p in result["prompts"]] == ["p100", "p101"]
     assert ready.refusal(m.StartEval(eval_id="x", split="nowhere", completions=1))[0] == "refused"
@@ -202,10 +202,10 @@ def test_each_verdict_of_a_report_has_an_answer_of_its_own(ready):
     first, second = ready.lease(2)
     ready.report(first, [0])
     ready.report(second, [0])
-    of = [Graded(p.group, p.trajectory, verdict(1.0)) for p in (first, second)]
-    report = m.ReportVerdicts(holder="j", graded=[of[0]])
+    of = [Answered(at_end(ready.ledger, p), verdict(1.0)) for p in (first, second)]
+    report = m.ReportAnswers(holder="j", answers=[of[0]])
     assert ready.ask(report)["outcomes"] == ["recorded"]
-    both = m.ReportVerdicts(holder="j", graded=of)
+    both = m.ReportAnswers(holder="j", answers=of)
     assert ready.ask(both)["outcomes"] == ["duplicate", "recorded"]
     assert ready.ask(both)["outcomes"] == ["duplicate", "duplicate"]
 
