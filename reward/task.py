@@ -24,6 +24,7 @@ from reward.kinds.length import read_length_task
 from reward.kinds.math import read_math_task
 from reward.kinds.overlong import read_overlong_task
 from reward.kinds.python import read_python_task
+from reward.kinds.repair import read_repair_task
 from reward.kinds.stdio import read_stdio_task
 from reward.kinds.thoughts import Tags, read_tags
 
@@ -38,6 +39,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "judge": read_judge_task,
     "python": read_python_task,
     "environment": read_environment_task,
+    "repair": read_repair_task,
     "format": read_format_task,
     "length": read_length_task,
     "overlong": read_overlong_task,

@@ -6,9 +6,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +22,14 @@ from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources
 from reward.kinds.turns import Turns
 from reward.task import Defaults
-from rollout.ledger.records import Answered, Finish, GradingWork, Heard, Position, RecordError, Verdict
+from rollout.ledger.records import I32, Answered, Finish, GradingWork, Heard, Observation, Position, RecordError, Verdict
 from rollout.queue.client import QueueTimeout
 from tests.reward.http_server import serving
+from tests.reward.kinds.test_environment import TURNS
 
 SQUARE = {"kind": "calls", "entry_point": "f", "tests": [{"args": [x], "expected": x * x} for x in (1, 5)]}
 RIGHT, WRONG = "    return x * x\n", "    return x\n"
+GAMES = Path(__file__).parent / "kinds" / "functions"  # where environments for tests lie
 SLEEPS = "    import time\n    time.sleep(600)\n"
 
 
@@ -48,6 +52,8 @@ class Queue:
     def __init__(self, *waiting: GradingWork) -> None:
         self.waiting = list(waiting)
         self.told: dict[int, Verdict] = {}
+        self.observed: dict[int, Observation] = {}
+        self.restarted: list[int] = []
         self.reports: list[int] = []  # the group of each verdict, in order
         self.messages = 0  # that brought them
         self.open = threading.Event()  # verdicts are taken in
@@ -74,6 +80,8 @@ class Queue:
             self.messages += 1
             self.reports += [one.position.group for one in answers]
             self.told |= {one.position.group: one.verdict for one in answers if one.verdict is not None}
+            self.observed |= {one.position.group: one.observation for one in answers if one.observation is not None}
+            self.restarted += [one.position.group for one in answers if one.verdict is None and one.observation is None]
         return ["recorded"] * len(answers)
 
     def refuse_task(self, group: int, reason: str) -> None:
@@ -94,13 +102,13 @@ class Queue:
             raise QueueTimeout("away")
 
 
-def judge_for(queue: Queue, *, stall_s: float = 60.0, **defaults: Any) -> Judge:
+def judge_for(queue: Queue, *, stall_s: float = 60.0, turns: Turns | None = None, **defaults: Any) -> Judge:
     return Judge(
         holder="judge-0",
         defaults=Defaults(**defaults),
         packages=(),
         functions=FunctionPool(Path.cwd(), 2, 1024),
-        turns=Turns(),
+        turns=turns or Turns(),
         slots=2,
         connect=lambda name: queue,
         lease_s=0.4,
@@ -147,6 +155,46 @@ def test_completions_are_graded_and_each_is_reported_once() -> None:
     assert [queue.told[group].reward for group in range(20)] == [0.0, 1.0] * 10
     assert queue.told[0].reason == "test 1: returned 5, expected 25"
     assert all(v.parts.keys() == queue.told[0].parts.keys() for v in queue.told.values())
+
+
+EPISODE = {"kind": "environment", "environment": "games:Guess", "secret": 5}
+
+
+def turn(group: int, *said: str, observations: Sequence[I32] = (), environment: str = "Guess", attempt: int = 0) -> GradingWork:
+    task = EPISODE | {"environment": f"games:{environment}"}
+    position = Position(group=group, trajectory=0, offset=90, attempt=attempt)
+    ends = [7] * len(said)
+    return replace(work(group, "", task), position=position, turns=said, ends=ends, observations=observations, prefill="")
+
+
+def test_environment_answers_turns_by_observations_and_ends_the_episode_by_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GAMES)
+    first = TURNS.tokens([{"content": "guess 1 of many is wrong"}], 7)
+    queue = Queue(turn(0, "4"), turn(1, "4", "5", observations=[first]), turn(2, "4", "3", "2", observations=[first, first]))
+    with Running(judge_for(queue, turns=TURNS, truncated_reward=-1.0)):
+        wait_for(lambda: len(queue.reports) == 3)
+    assert queue.observed[0].tokens.tolist() == first.tolist()
+    assert queue.observed[0].parts == {"tool_calls": 1.0}
+    assert queue.told[1].reward == 0.5
+    assert queue.restarted == [2]  # its record differs from what the environment answers
+
+
+def test_episode_whose_environment_is_lost_again_and_again_gets_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GAMES)
+    queue = Queue(*(turn(i, "1", "2", observations=[np.ones(1, np.int32)], environment="Dice", attempt=3 * i) for i in range(2)))
+    with Running(judge_for(queue, turns=TURNS)):
+        wait_for(lambda: len(queue.reports) == 2)
+    assert queue.restarted == [0]
+    assert "its environment was lost 4 times" in queue.told[1].reason
+
+
+def test_observation_that_leaves_no_room_ends_the_episode_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GAMES)
+    queue = Queue(turn(0, "4"))
+    with Running(judge_for(queue, turns=replace(TURNS, most_tokens=100), truncated_reward=-1.0)):
+        wait_for(lambda: queue.told)
+    assert queue.told[0].reward == -1.0
+    assert "leaves no room for another turn (rollout.max_completion_tokens=100)" in queue.told[0].reason
 
 
 def test_verdicts_that_come_while_a_report_is_on_its_way_travel_together() -> None:

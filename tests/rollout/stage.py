@@ -18,7 +18,7 @@ import numpy as np
 from conf.compose.load import write_run
 from conf.schema import AlgoConfig, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from rollout.engine_client import EngineClient
-from rollout.ledger.records import Answered, Batch, EngineInfo, Trajectory, Verdict
+from rollout.ledger.records import Answered, Batch, EngineInfo, Finish, Observation, Trajectory, Verdict
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 from tests.rollout.engine_controls import slow_down
@@ -36,6 +36,7 @@ _PORTS = iter(range(20_000 + os.getpid() % 200 * PORTS_APART, 32_000, PORTS_APAR
 _PORTS_LOCK = threading.Lock()
 _CLAIMS: list[socket.socket] = []
 WAIT_S = 60.0
+SEEN = np.array([3, 1, 4], np.int32)  # what an environment answers
 LEAVING_S = 10.0  # DRAIN_S, LEAVE_S, and the interpreter's own end
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -143,8 +144,12 @@ class Stage:
 
     def grade(self) -> None:
         for work in self.client.lease_grading("judge", 64, wait_s=0.0):
-            position = work.position
-            self.client.answer("judge", [Answered(position, Verdict(reward=float(position.trajectory)))])
+            position, room = work.position, self.config.rollout.max_completion_tokens - work.position.offset
+            verdict = Verdict(reward=float(position.trajectory))
+            if len(work.turns) < self.config.rollout.max_turns and work.finish is Finish.STOP and room > len(SEEN):
+                self.client.answer("judge", [Answered(position, observation=Observation(tokens=SEEN))])
+            else:
+                self.client.answer("judge", [Answered(position, verdict)])
 
     def ledger(self, key: str) -> int:
         value = self.client.status()["ledger"][key]

@@ -15,7 +15,7 @@ import pytest
 
 from rollout.engine_client import EngineClient
 from rollout.ledger.records import Trajectory
-from tests.rollout.stage import LEAVING_S, WAIT_S, WORKER, Stage, leased, listener, wait_until
+from tests.rollout.stage import LEAVING_S, SEEN, WAIT_S, WORKER, Stage, leased, listener, wait_until
 
 
 @pytest.fixture
@@ -57,6 +57,24 @@ def test_trajectory_goes_on_in_another_engine_when_a_worker_is_told_to_end(stage
     stage.publish(stage.fleet(1))
     assert any(t.segments > 1 for t in stage.batch(0).trajectories)
     assert stage.ledger("lost_tokens") == 0
+
+
+@pytest.mark.parametrize("stage", [{"max_turns": 3, "segment_tokens": 2}], indirect=True)
+def test_episode_goes_on_after_an_observation_in_whichever_engine_is_free(stage: Stage) -> None:
+    for rank in range(2):
+        stage.start_worker(rank=rank)
+    engines = stage.fleet(2)
+    stage.publish(engines)
+    trajectories: list[Trajectory] = []
+    for step in range(4):
+        trajectories += stage.batch(step).trajectories
+        stage.advance(step + 1, engines)
+    episodes = [t for t in trajectories if t.turns > 1]
+    assert episodes
+    assert any(t.segments > t.turns for t in episodes)  # a turn that another engine may have continued
+    for episode in episodes:
+        unsampled = episode.tokens[~episode.sampled]
+        assert unsampled[-3 * (episode.turns - 1) :].tolist() == SEEN.tolist() * (episode.turns - 1)
 
 
 def test_killed_engine_is_restarted_and_its_trajectories_go_on(stage: Stage) -> None:

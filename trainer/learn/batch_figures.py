@@ -30,7 +30,8 @@ def batch_figures(batch: Batch) -> dict[str, float]:
         "completion/max_tokens": float(lengths.max()),
         "completion/length_capped_fraction": float(np.mean([t.finish == "length" for t in trajectories])),
         "trajectories/multi_version": float(sum(np.ptp(t.versions[t.sampled]) > 0 for t in trajectories)),
-        "trajectories/resumed": float(sum(t.segments > 1 for t in trajectories)),
+        "trajectories/resumed": float(sum(t.segments > t.turns for t in trajectories)),
+        **dict(_episode_figures(trajectories)),
     }
 
 
@@ -41,6 +42,20 @@ def commonest_reasons(batch: Batch) -> dict[str, int]:
     """
     reasons = (DETAIL.sub("…", t.reason)[:LONGEST_REASON] for t in batch.trajectories if t.reason)
     return dict(Counter(reasons).most_common(COMMONEST))
+
+
+def _episode_figures(trajectories: Sequence[Trajectory]) -> Iterator[tuple[str, float]]:
+    """Turns, and what they were worth; nothing where no completion had a second one."""
+    turns = np.array([t.turns for t in trajectories])
+    if turns.max() == 1:
+        return
+    yield "episode/mean_turns", float(turns.mean())
+    yield "episode/max_turns", float(turns.max())
+    yield "episode/environment_mean_s", float(np.mean([t.environment_s for t in trajectories]))
+    rewards = np.array([t.reward for t in trajectories])
+    for count in np.unique(turns):
+        yield f"episode/turns/{count}/reward_mean", float(rewards[turns == count].mean())
+        yield f"episode/turns/{count}/fraction", float(np.mean(turns == count))
 
 
 def _part_figures(trajectories: Sequence[Trajectory]) -> Iterator[tuple[str, float]]:

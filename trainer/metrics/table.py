@@ -68,7 +68,17 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
             "below 0.1; if it grows, raise the limit or punish overlong completions",
         ),
         figure("trajectories/multi_version", "count", "Completions whose tokens were sampled by more than one version."),
-        figure("trajectories/resumed", "count", "Completions that took more than one engine call."),
+        figure("trajectories/resumed", "count", "Completions of which a turn took more than one engine call."),
+    ),
+    "Episodes": (
+        figure("episode/mean_turns", "turns", "Mean number of turns, in a batch with a completion of several turns."),
+        figure("episode/max_turns", "turns", "The most turns of one completion.", "at most `rollout.max_turns`"),
+        figure(
+            "episode/environment_mean_s", "s", "Mean time that the environment of a completion took, its verdict included.",
+            "well below the time that the completion is generated in",
+        ),
+        figure("episode/turns/N/reward_mean", "", "Mean reward of the completions with N turns."),
+        figure("episode/turns/N/fraction", "share", "Completions with N turns."),
     ),
     "Staleness": (
         figure("lag/max_versions", "versions", "Age of the oldest trained token.", "at most `rollout.max_staleness`, always"),

@@ -29,6 +29,27 @@ def test_each_part_of_the_verdicts_is_told_over_the_completions_that_have_it() -
     }
 
 
+def test_figures_of_episodes_stand_beside_the_others_as_soon_as_one_had_a_second_turn() -> None:
+    [group] = batch(groups=1, size=3).groups
+    given = [(1, 1, 0.0), (3, 5, 1.0), (3, 3, 0.5)]
+    trajectories = [
+        replace(t, turns=turns, segments=segments, reward=reward, environment_s=turns / 2)
+        for t, (turns, segments, reward) in zip(group.trajectories, given, strict=True)
+    ]
+    figures = batch_figures(Batch(step=0, groups=[replace(group, trajectories=trajectories)]))
+    assert {name: value for name, value in figures.items() if name.startswith("episode/")} == {
+        "episode/mean_turns": pytest.approx(7 / 3),
+        "episode/max_turns": 3.0,
+        "episode/environment_mean_s": pytest.approx(7 / 6),
+        "episode/turns/1/reward_mean": 0.0,
+        "episode/turns/1/fraction": pytest.approx(1 / 3),
+        "episode/turns/3/reward_mean": 0.75,
+        "episode/turns/3/fraction": pytest.approx(2 / 3),
+    }
+    assert figures["trajectories/resumed"] == 1.0
+    assert not any(name.startswith("episode/") for name in batch_figures(batch(groups=1, size=3)))
+
+
 def test_the_same_failure_on_other_tests_and_values_is_one_reason_and_a_pass_is_none() -> None:
     reasons = [
         'test 0: printed "12", expected "13"',
