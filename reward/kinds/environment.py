@@ -66,7 +66,7 @@ class EnvironmentTask(Task):
         return [
             {
                 "text": (text := (answer.prefill if turn == last else episode.prefill if turn else "") + said),
-                "answer": answer_after(text, self.reasoning),
+                "answer": answer_after(text, self.reasoning) or "",
                 "turn": turn + 1,
                 "last": turn == last and episode.last,
                 "finish": answer.finish.value if turn == last else "stop",

@@ -29,6 +29,7 @@ FEEDBACK = "Your code fails a test: {reason}. Write the whole corrected code."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairTask(Task):
+    grades_code: ClassVar[bool] = True
     is_environment: ClassVar[bool] = True
     figures: ClassVar[Mapping[str, float]] = {"repairs": 0.0}
 

@@ -17,7 +17,7 @@ class Action:
     """What the model did in one turn."""
 
     text: str  # what it wrote
-    answer: str  # the same without reasoning
+    answer: str  # the same without reasoning; empty if the reasoning never ends
     turn: int  # 1, 2, ...
     last: bool  # no further turn may follow, so the environment must give a verdict
     finish: str  # stop, or length: the completion reached its cap

@@ -25,7 +25,7 @@ GAMES = Path(__file__).with_name("functions") / "games.py"
 class Letters:
     """Renders messages as one token per character."""
 
-    prefill = "<think>"
+    prefill = ""
 
     def tokens(self, messages: Sequence[Mapping[str, Any]], end: int) -> I32:
         return np.array([end, *(ord(char) for message in messages for char in message["content"])], np.int32)
