@@ -60,6 +60,9 @@ class ScoreService:
 
             def do_POST(self) -> None:
                 status, answer = service.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"])
+                if service.mood is Mood.DEAD:  # on a connection from before its death
+                    self.close_connection = True
+                    return
                 body = json.dumps(answer).encode()
                 try:
                     self.send_response(status)
