@@ -1,6 +1,8 @@
 """The kind `environment`: turns, live state, its rebuilding after a death, and faults of the user's class."""
 
+import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,9 @@ from reward.resources import Lent, Sandboxes, Slots
 from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import I32, Finish, GradingWork, Position, Verdict
+from rollout.prompts.problems import problem_of
 
+PAGE = Path(__file__).parents[3] / "docs" / "episodes.md"
 GAMES = Path(__file__).with_name("functions") / "games.py"
 
 
@@ -190,6 +194,25 @@ def test_two_environments_are_refused() -> None:
     part = {"kind": "environment", "environment": "games:Guess"}
     with pytest.raises(TaskError, match="two parts are environments"):
         read_reward([{**part, "name": "a"}, {**part, "name": "b"}])
+
+
+def test_examples_of_the_page_are_problems_and_its_class_plays(tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    rows = sorted(re.findall(r'^ {4}({"id".*(?:\n {5}.*)*)', page, re.M))
+    guess, repair = (problem_of(json.loads(row), "the page") for row in rows)
+    assert read_reward(repair.task).parts[0].task.is_environment
+    (tmp_path / "user_code").mkdir()
+    (tmp_path / "user_code" / "my_games.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[0])
+    lent = lent_by(tmp_path)
+    try:
+        play = Play(lent, "Guess")
+        play.reward = read_reward(guess.task)
+        assert play.told("4") == "That is wrong. Guess again."
+        found = play.say("5")
+    finally:
+        lent.functions.close()
+    assert isinstance(found, Verdict)
+    assert (found.reward, found.reason) == (0.5, "")
 
 
 # Limits.
