@@ -32,7 +32,8 @@ from rollout.worker.frozen_engine import serve
 from rollout.worker.teacher import Teacher, TeacherError
 from rollout.worker.worker import CannotStart, Worker, WorkerError
 
-PORTS_PER_ENGINE = 8  # SGLang derives further ports from the one it is given
+PORTS_PER_ENGINE = 8  # the server's port and those that follow from it
+WEIGHT_GROUP_SHARE = 1 / 4  # of a push's deadline: an engine answers again before the trainer gives an attempt up, after a half
 
 
 def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:
@@ -103,6 +104,7 @@ def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namesp
         api_key=keys.engine_api_key,
         max_total_tokens=config.rollout.max_total_tokens,
         max_running_requests=config.rollout.concurrency,
+        weight_group_s=WEIGHT_GROUP_SHARE * config.trainer.push_s,
         extra_args=tuple(config.rollout.engine_args),
     )
 

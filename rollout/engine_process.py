@@ -47,8 +47,13 @@ CPU_FLAGS = (
     "--disable-overlap-schedule",
     "--sleep-on-idle",
 )
-TORCHRUN_PREFIXES = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
-"""Prefixes of the variables that torchrun sets. A server that inherits them would join the worker's rendezvous."""
+TORCHRUN_PREFIXES = (
+    "RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+)  # fmt: skip
+"""Prefixes of the variables that torchrun sets. A server that inherits them would join the worker's rendezvous, and torch would
+end it when a weight group breaks."""
+
+NCCL_PORT = 1  # where SGLang's own ranks meet, counted from the server's port; SGLang would choose any free port
 
 
 PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
@@ -94,6 +99,7 @@ class EngineSettings:
     max_running_requests: int = 0  # 0: SGLang's choice
     seed: int | None = None  # sampling seed; None: SGLang chooses one
     threads: int = 1  # per process, on CPU
+    weight_group_s: float = 30.0  # the longest that the server waits for other members of a weight group
     extra_args: tuple[str, ...] = ()  # further arguments of sglang.launch_server
     python: str = sys.executable  # interpreter of the environment that has sglang
     launcher: tuple[str, ...] = ()  # what `python` runs; (): SGLang's server
@@ -121,7 +127,7 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
     if settings.device == "cpu":
         flags += CPU_FLAGS
     else:
-        flags.append(f"--base-gpu-id={settings.first_gpu}")
+        flags += [f"--base-gpu-id={settings.first_gpu}", f"--nccl-port={settings.port + NCCL_PORT}"]
     if settings.max_total_tokens:
         flags.append(f"--max-total-tokens={settings.max_total_tokens}")
     if settings.max_running_requests:
@@ -134,9 +140,12 @@ def command_line(settings: EngineSettings, secrets_file: Path) -> list[str]:
 def environment(settings: EngineSettings, scratch: Path) -> dict[str, str]:
     """The caller's environment without torchrun's variables; on CPU with the stand-ins first on Python's path."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_PREFIXES)}
+    if env.get("OMP_NUM_THREADS") == "1":  # torchrun's default for several workers
+        del env["OMP_NUM_THREADS"]
     env |= _without_proxy(env, settings.host)
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
     env |= {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    env["KESTREL_WEIGHT_GROUP_S"] = str(settings.weight_group_s)
     if settings.device == "cpu":
         path = [str(CPU_STAND_INS), *filter(None, [env.get("PYTHONPATH")])]
         env |= {

@@ -35,6 +35,7 @@ MAY_IMPORT = {
         "rollout.ledger.records",
         "rollout.ledger.wire",
         "rollout.patched.tcp_store",
+        "rollout.patched.weight_groups",
         "rollout.queue",
     ),
     "trainer.sft": (

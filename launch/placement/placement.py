@@ -203,9 +203,9 @@ class _Context:
         if not self.has_gpus:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         else:
-            # The value must be the same in trainer and engines, and SGLang's default is 0.
+            # These NCCL settings must be the same in trainer and engines, and 0 is SGLang's default.
             share = [node.visible[gpu] if node.visible else str(gpu) for gpu in share_gpus]
-            env |= {"CUDA_VISIBLE_DEVICES": ",".join(share), "NCCL_CUMEM_ENABLE": "0"}
+            env |= {"CUDA_VISIBLE_DEVICES": ",".join(share), "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
         if self.single_node:  # no other machine uses these ports
             env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         return env

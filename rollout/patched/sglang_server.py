@@ -1,6 +1,7 @@
-"""SGLang's own server, whose stores listen at its host only, and which forks on CPU; runs in place of `-m sglang.launch_server`.
+"""SGLang's own server with fixes; runs in place of `-m sglang.launch_server`.
 
-SGLang spawns its child processes, and a spawned process imports this module too, so the stores of all of them are mended.
+Its stores listen at its host only (tcp_store.py), its weight groups have a limit (weight_groups.py), and on CPU it forks. SGLang
+spawns its child processes, and a spawned process imports this module too, so all of them are mended.
 
 Cause of the fork: each spawned process imports torch, transformers and SGLang again: three times 12 s of one core before the
 server of a tiny model is up. Forked processes start at once and share the server's memory. On a GPU that would break, since CUDA
@@ -16,10 +17,15 @@ import sys
 from typing import Any
 
 from rollout.patched.tcp_store import listen_at_the_host_only
+from rollout.patched.weight_groups import limit_weight_groups
 
-ON_CPU = "SGLANG_USE_CPU_ENGINE"  # set by rollout/engine_process.py
+# Both are set by rollout/engine_process.py.
+ON_CPU = "SGLANG_USE_CPU_ENGINE"
+WEIGHT_GROUP_S = "KESTREL_WEIGHT_GROUP_S"
 
 listen_at_the_host_only()
+if limit_s := os.environ.get(WEIGHT_GROUP_S):
+    limit_weight_groups(float(limit_s))
 
 
 def keep_fork(_method: str | None, **_: Any) -> None:

@@ -60,10 +60,12 @@ class FakeEngine:
         admin_api_key: str = "",
         context_length: int = CONTEXT_TOKENS,
         token_s: float = TOKEN_S,
+        weight_group_s: float = 600.0,
     ) -> None:
         self.host, self.port, self.version = host, port, version
         self.api_key, self.admin_api_key = api_key, admin_api_key or api_key
         self.token_s = token_s
+        self.weight_group_s = weight_group_s
         self.context_length = context_length
         self.calls: list[str] = []
         self.weights: dict[str, Any] = {}
@@ -226,7 +228,7 @@ class FakeEngine:
                     rank=body["rank_offset"],
                     world_size=body["world_size"],
                     group_name=body["group_name"],
-                    timeout_s=600.0,
+                    timeout_s=self.weight_group_s,
                     backend=body["backend"],
                 )
             except WeightGroupError as error:

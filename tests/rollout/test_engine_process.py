@@ -244,9 +244,12 @@ def test_a_server_does_not_inherit_the_rendezvous_of_the_workers_torchrun(
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.setenv(name, "1")
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS"):  # as torchrun sets them for its workers
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MY_SETTING", "kept")
-    env = environment(settings(), tmp_path)
-    assert not {name for name in env if name.startswith(("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_"))}
+    env = environment(settings(device="cuda"), tmp_path)
+    assert not {name for name in env if name.startswith(("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL"))}
+    assert "OMP_NUM_THREADS" not in env
     assert env["MY_SETTING"] == "kept"
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import EngineInfo
+from rollout.patched.weight_groups import PREFIX
 from rollout.queue.client import QueueClient
 from trainer.megatron import hf_weights
 from trainer.megatron.hf_weights import HfTensor
@@ -159,7 +160,7 @@ class Pusher:
         first_port = self._first_port + self._generation % GENERATIONS * stages
         self._groups = [
             WeightGroup(
-                name=f"push-{self._life}-{self._generation}-stage-{stage}",
+                name=f"{PREFIX}{self._life}-{self._generation}-stage-{stage}",
                 address=self._addresses[stage],
                 port=first_port + stage,
                 world_size=1 + sum(e.tp for e in engines),

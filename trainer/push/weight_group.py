@@ -13,14 +13,13 @@ The weights of an engine are compared through checksums: `expected_checksums` co
 
 import hashlib
 import math
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _set_pg_timeout, _world
 
 from rollout.patched.tcp_store import listen
+from rollout.patched.weight_groups import leave, make_bounded
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -38,9 +38,6 @@ FUSED = {
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj")
 SPLIT_BY_VOCABULARY = ("embed_tokens", "lm_head")
 VOCABULARY_MULTIPLE = 64
-
-GLOO_CONNECTS_FOR = 5
-"""gloo waits this many times a group's timeout for a peer to connect."""
 
 T = TypeVar("T")
 _MASK32 = (1 << 32) - 1
@@ -54,7 +51,7 @@ class WeightGroupError(RuntimeError):
 def within(call: Callable[[], T], timeout_s: float, device: torch.device | None = None) -> T:
     """The result of `call`. Raises WeightGroupError if there is none in time; the thread that runs it is then left behind.
 
-    Neither torch nor NCCL bounds every step of joining a group: NCCL's first broadcast waits for all ranks without a limit.
+    Neither torch nor NCCL bounds every step of joining a group: NCCL's first broadcast waits for all ranks.
     """
     outcome: queue.SimpleQueue[tuple[list[T], Exception | None]] = queue.SimpleQueue()
 
@@ -102,38 +99,33 @@ def join(
         )
         left_s = max(ends_s - time.monotonic(), 1.0)
         with _independent():
-            group, _ = _new_process_group_helper(
+            group, _ = make_bounded(
+                _new_process_group_helper,
                 world_size,
                 rank,
                 [],
                 Backend(backend),
                 dist.PrefixStore(group_name, store),
-                group_name=group_name,  # type: ignore[arg-type]  # a NewType of str, private to torch
-                timeout=timedelta(seconds=left_s / GLOO_CONNECTS_FOR if backend == "gloo" else left_s),
+                group_name=group_name,
+                limit_s=left_s,
             )
     except (RuntimeError, ValueError) as error:
         where = f"{group_name!r} at {master_address}:{master_port}"
         raise WeightGroupError(f"rank {rank} of {world_size} cannot join weight group {where}: {error}") from error
-    limit(group, timeout_s)
     _world.pg_group_ranks[group] = {index: index for index in range(world_size)}
-    return group
+    return cast(dist.ProcessGroup, group)
 
 
 @contextmanager
 def _independent() -> Iterator[None]:
-    """Within it torch makes an NCCL group that is independent of the trainer's groups, and raises its failures where it is used.
+    """Within it torch makes an NCCL group that is independent of the trainer's groups.
 
     If the default group is bound to a device, torch (2.13) makes every later group by splitting it, which needs a call from all
     ranks of the trainer. Only the source calls, so its first broadcast would wait forever. Can be removed when splitting is
     optional.
-
-    When a broadcast breaks because an engine died, a thread of torch notices and by default ends the process. With blocking waits
-    there is no such thread, and `wait` raises as gloo's does. Can be removed when a group can be created with blocking waits.
     """
-    name = "TORCH_NCCL_BLOCKING_WAIT"
-    default, before = dist.group.WORLD, os.environ.get(name)
+    default = dist.group.WORLD
     device = default.bound_device_id if default is not None else None
-    os.environ[name] = "1"
     if default is not None:
         default.bound_device_id = None
     try:
@@ -141,10 +133,6 @@ def _independent() -> Iterator[None]:
     finally:
         if default is not None:
             default.bound_device_id = device
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def limit(group: dist.ProcessGroup, timeout_s: float) -> None:
@@ -154,7 +142,7 @@ def limit(group: dist.ProcessGroup, timeout_s: float) -> None:
 
 def destroy(group: dist.ProcessGroup) -> None:
     """Leaves the group, whether the other members are alive or not; its name and port are free again."""
-    dist.destroy_process_group(group)
+    leave(group)
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

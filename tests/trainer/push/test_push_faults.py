@@ -1,8 +1,13 @@
-"""An engine that breaks in the middle of a push is lost; the others get through, with what they had in hand."""
+"""An engine that breaks in the middle of a push is lost; the others get through, with what they had in hand.
+
+Each case runs over gloo and over a model of NCCL.
+"""
 
 import asyncio
+import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from aiohttp import web
 
 from conf.shapes import Layout
@@ -20,12 +27,14 @@ from tests.rollout.fake_engine import FakeEngine, answer, serve
 from tests.rollout.stage import free_ports
 from tests.trainer import ranks
 from tests.trainer.megatron.test_policy import batch, config, model_folder
+from tests.trainer.push import nccl_model
 from trainer.push.push import PushReport
 
 ENGINES = 4
 BROKEN = 2  # the engine that breaks, in the second push
 PUSH_S, SHORT_PUSH_S = 16.0, 4.0
 LATE_S = 1.0
+STALLS = "its stream stalls"
 NOT_THERE = (LATE, NEVER) = ("acknowledges at once, loads later", "acknowledges, never loads")
 OLD_GROUP, NEW_GROUP = "old group", "new group"  # whether the engines of the second push were in the groups already
 
@@ -71,14 +80,42 @@ class BreakingEngine(FakeEngine):
         return None
 
 
-def engine(port: int, how: str = "", path: str = "", nth: int = 1) -> None:
-    asyncio.run(serve(BreakingEngine(port=port, version="-1", how=how, path=path, nth=nth)))
+class EnqueuingEngine(FakeEngine):
+    """Answers when a bucket's broadcast is enqueued, as SGLang does on a GPU. It may stall after the first push."""
+
+    def __init__(self, *, how: str, path: str, nth: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._stalls = how == STALLS
+
+    async def _receive(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        group = self._groups[body["group_name"]]
+        group.blocking_wait = False
+        if self._stalls and self.version != "-1":
+            group.enqueue(threading.Event().wait)
+        types = [getattr(torch, dtype) for dtype in body["dtypes"]]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(body["shapes"], types, strict=True)]
+        bucket = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.broadcast(bucket, group_src=0, group=group)
+        parts = zip(body["names"], bucket.split(sizes), types, body["shapes"], strict=True)
+        group.enqueue(lambda: self.weights.update({name: p.clone().view(t).view(s) for name, p, t, s in parts}))
+        return answer(True)
+
+    async def _checksum(self, http: web.Request) -> web.Response:
+        for group in self._groups.values():
+            await asyncio.to_thread(group.synchronize)
+        return await super()._checksum(http)
+
+
+def engine(port: int, how: str = "", path: str = "", nth: int = 1, kind: type[FakeEngine] = BreakingEngine) -> None:
+    nccl_model.register()
+    asyncio.run(serve(kind(port=port, version="-1", how=how, path=path, nth=nth, weight_group_s=PUSH_S / 4)))
 
 
 @contextmanager
-def fleet(how: str, path: str, nth: int) -> Iterator[list[EngineInfo]]:
+def fleet(how: str, path: str, nth: int, kind: type[FakeEngine] = BreakingEngine) -> Iterator[list[EngineInfo]]:
     port = free_ports(ENGINES)
-    faults = [(how, path, nth) if n == BROKEN else () for n in range(ENGINES)]
+    faults = [(how, path, nth, kind) if n == BROKEN else ("", "", 1, kind) for n in range(ENGINES)]
     processes = [ranks.start(engine, port + n, *fault) for n, fault in enumerate(faults)]
     infos = [EngineInfo(name=f"engine-{n}", url=f"http://127.0.0.1:{port + n}", tp=1, epoch=1) for n in range(ENGINES)]
     try:
@@ -107,7 +144,9 @@ class Fleet:
         return self.engines
 
 
-def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: str) -> tuple[list[PushReport], list[bool]]:
+def push_three_times(
+    folder: str, engines: list[EngineInfo], port: int, when: str, backend: str
+) -> tuple[list[PushReport], list[bool]]:
     """Pushes versions 0, 1 and 2, one training step apart; the reports, and whether each engine that is left holds version 2."""
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
@@ -127,6 +166,8 @@ def push_three_times(folder: str, engines: list[EngineInfo], port: int, when: st
         policy, Control(timeout_s=40), there, address="127.0.0.1", first_port=port, bucket_bytes=5_000, deadline_s=PUSH_S,
         engine_api_key="",
     )  # fmt: skip
+    nccl_model.register()
+    pusher._backend = backend
     reports = []
     for version in range(3):
         reports.append(pusher.push(version))
@@ -148,43 +189,56 @@ async def checksums(engines: list[EngineInfo]) -> list[dict[str, str]]:
     return found
 
 
+FAULTS = [
+    ("killed", "receive", 2, OLD_GROUP),
+    ("killed", "receive", 1, NEW_GROUP),
+    ("refuses", "receive", 3, OLD_GROUP),
+    (LATE, "receive", 1, OLD_GROUP),
+    (NEVER, "receive", 1, OLD_GROUP),
+    ("killed", "begin", 1, OLD_GROUP),
+    ("killed", "end", 1, OLD_GROUP),
+    ("killed", "join", 1, NEW_GROUP),
+    ("killed", "join", 2, NEW_GROUP),
+    ("frozen", "receive", 2, OLD_GROUP),
+    ("frozen", "begin", 1, NEW_GROUP),
+    ("frozen", "join", 1, NEW_GROUP),
+    ("refuses", "join", 1, NEW_GROUP),
+    ("refuses", "begin", 1, OLD_GROUP),
+    ("refuses", "begin", 1, NEW_GROUP),
+    ("refuses", "end", 1, OLD_GROUP),
+]
+OFTEN = [("gloo", *fault) for fault in FAULTS[:4]] + [(nccl_model.NAME, "refuses", "begin", 1, NEW_GROUP)]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("how", "path", "nth", "when"),
+    ("backend", "how", "path", "nth", "when"),
     [
-        ("killed", "receive", 2, OLD_GROUP),
-        ("killed", "receive", 1, NEW_GROUP),
-        ("refuses", "receive", 3, OLD_GROUP),
-        (LATE, "receive", 1, OLD_GROUP),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (NEVER, "receive", 1, OLD_GROUP),
-                ("killed", "begin", 1, OLD_GROUP),
-                ("killed", "end", 1, OLD_GROUP),
-                ("killed", "join", 1, NEW_GROUP),
-                ("killed", "join", 2, NEW_GROUP),
-                ("frozen", "receive", 2, OLD_GROUP),
-                ("frozen", "begin", 1, NEW_GROUP),
-                ("frozen", "join", 1, NEW_GROUP),
-                ("refuses", "join", 1, NEW_GROUP),
-                ("refuses", "begin", 1, OLD_GROUP),
-                ("refuses", "end", 1, OLD_GROUP),
-            ]
-        ),
+        case if case in OFTEN else pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((backend, *fault) for backend in ("gloo", nccl_model.NAME) for fault in FAULTS)
     ],
 )
-def test_only_the_engine_that_breaks_is_lost(tmp_path: Path, how: str, path: str, nth: int, when: str) -> None:
+def test_only_the_engine_that_breaks_is_lost(tmp_path: Path, backend: str, how: str, path: str, nth: int, when: str) -> None:
     with fleet(how, path, nth) as engines:
-        began_s = time.monotonic()
-        results = ranks.run(push_three_times, 2, model_folder(tmp_path), engines, free_ports(20), when, deadline_s=90)
-        print(f"{how} at {path} {nth}, {when}: {time.monotonic() - began_s:.1f} s")
-    everybody, broken = [e.id for e in engines], engines[BROKEN].id
-    survivors = [id for id in everybody if id != broken]
+        lose_one(tmp_path, engines, when, backend)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["", STALLS])
+def test_an_engine_that_answers_before_its_weights_arrive_holds_them_when_it_is_reported(tmp_path: Path, how: str) -> None:
+    with fleet(how, "", 1, EnqueuingEngine) as engines:
+        lose_one(tmp_path, engines, OLD_GROUP, nccl_model.NAME, broken=[engines[BROKEN].id] if how else [])
+
+
+def lose_one(tmp_path: Path, engines: list[EngineInfo], when: str, backend: str, broken: list[str] | None = None) -> None:
+    """Three pushes, of which the second one loses the broken engine and reaches the others."""
+    results = ranks.run(push_three_times, 2, model_folder(tmp_path), engines, free_ports(20), when, backend, deadline_s=90)
+    broken = [engines[BROKEN].id] if broken is None else broken
+    survivors = [e.id for e in engines if e.id not in broken]
     for reports, held in results:
         first, second, third = reports
         assert not first.failed
-        assert list(second.engines) == survivors and set(second.failed) == {broken}, second.failed
+        assert list(second.engines) == survivors and list(second.failed) == broken, second.failed
         assert list(third.engines) == survivors and not third.failed
         assert held == [True] * len(survivors)
         assert second.stall_s < PUSH_S + 5
