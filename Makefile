@@ -2,7 +2,9 @@
 #
 #   make run [resume=outputs/NAME] [args="trainer.steps=5 rollout.max_staleness=0"]
 #   make test       the fast tests          make test-all   every test (without=slurm: but those that need a Slurm)
-#   make lint       ruff and mypy           make install    the environment alone
+#   make lint       ruff and mypy           make install    the environment alone, for CPUs
+#   make install-gpu   the environment for GPUs, in its place; needs nvcc of CUDA 13. `make run` does so where it sees a GPU
+#                      (make run gpu= does not)
 #   make docs       the documentation site, served on this machine; make docs-build builds it into site/
 #   make peers      .venv-peers, with the packages that benchmarks/peers_objectives.py compares with
 
@@ -11,29 +13,39 @@ VENV := .venv
 # Modules are compiled when first used: compiling all of them takes longer than the rest of the installation.
 PIP_INSTALL := $(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 # The environment is installed again only when what it was made from has changed.
-INSTALLED := $(VENV)/installed-$(shell cat $(filter-out requirements/peers.txt,$(wildcard requirements/*.txt)) pyproject.toml | sha256sum | cut -c1-12)
+INSTALLED := $(VENV)/installed-$(shell cat $(filter-out requirements/peers.txt requirements/cuda%,$(wildcard requirements/*.txt)) pyproject.toml | sha256sum | cut -c1-12)
+INSTALLED_GPU := $(VENV)/installed-gpu-$(shell cat requirements/*cuda* pyproject.toml | sha256sum | cut -c1-12)
+gpu ?= $(wildcard /proc/driver/nvidia/gpus/*)
 IS_3_11 := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))
 
-.PHONY: install run test test-all lint peers docs docs-build
+.PHONY: install install-gpu run test test-all lint peers docs docs-build
 
 install: $(INSTALLED)
 
-$(INSTALLED):
-	@if [ ! -x $(VENV)/bin/python ]; then \
-	  for python in python3.11 python3; do "$$python" -c '$(IS_3_11)' 2>/dev/null && break; python=; done; \
-	  if [ -z "$$python" ]; then \
-	    echo "make: needs Python 3.11 with venv and pip as python3.11 or python3 (found: $$(python3 --version 2>&1))" >&2; \
-	    exit 1; \
-	  fi; \
-	  "$$python" -m venv $(VENV); \
-	fi
+install-gpu: $(INSTALLED_GPU)
+
+$(VENV)/bin/python:
+	@for python in python3.11 python3; do "$$python" -c '$(IS_3_11)' 2>/dev/null && break; python=; done; \
+	if [ -z "$$python" ]; then \
+	  echo "make: needs Python 3.11 with venv and pip as python3.11 or python3 (found: $$(python3 --version 2>&1))" >&2; \
+	  exit 1; \
+	fi; \
+	"$$python" -m venv $(VENV)
+
+$(INSTALLED_GPU): | $(VENV)/bin/python
+	@echo "installing the environment for GPUs into $(VENV), once; compiling Transformer Engine takes about half an hour"
+	requirements/install_cuda.sh $(VENV)/bin/python
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/installed-* && touch $@
+
+$(INSTALLED): | $(VENV)/bin/python
 	@echo "installing the environment into $(VENV), once; it takes some minutes"
 	$(PIP_INSTALL) -r requirements/cpu.txt -c requirements/constraints.txt
 	$(PIP_INSTALL) --no-deps -r requirements/cpu-nodeps.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/installed-* && touch $@
 
-run: $(INSTALLED)
+run: $(if $(gpu),$(INSTALLED_GPU),$(INSTALLED))
 	@launch/debug.sh $(if $(resume),'resume=$(resume)') $(args)
 
 test: $(INSTALLED)

@@ -18,6 +18,7 @@ from torch.utils._device import _device_constructors
 
 CPU = torch.device("cpu")
 _META = torch.device("meta")
+_OF_GPUS = ("transformer_engine", "apex", "flash_mla")
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
 _installed = False
 _placed = CPU  # the device on which Megatron creates its tensors
@@ -37,6 +38,7 @@ def install() -> None:
         return
     if any(name.startswith("megatron.core") for name in sys.modules):
         raise RuntimeError("megatron.core was imported before trainer.cpu_device.install(); import trainer first")
+    _without_packages_of_gpus()
     _without_compilation()
     # The missing packages belong to GPUs, and Megatron warns once per module. `full scope` is a default of Megatron itself.
     warnings.filterwarnings("ignore", message=r"(Transformer Engine and )?Apex (is|are) not installed|full scope is deprecated")
@@ -62,6 +64,14 @@ def on_meta() -> Iterator[None]:
 
 def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
+
+
+def _without_packages_of_gpus() -> None:
+    # Where these are installed Megatron imports them: its optimizer then takes fused CUDA kernels on the CPU too, and flash_mla,
+    # which SGLang brings, raises OSError without a driver, where Megatron expects ImportError. A login node has no driver.
+    # Can be removed when Megatron chooses its kernels by the device of the parameters, and catches any failure of an import.
+    for name in _OF_GPUS:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ImportError
 
 
 def _without_compilation() -> None:

@@ -1,6 +1,6 @@
 """Checks of the Python environments, of the package versions, and of the settings that trainer and engines share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from launch.doctor import pins
 from launch.doctor.case import Case, NodeReport
@@ -21,9 +21,7 @@ def python_environments(case: Case) -> Finding:
                 yield failure(f"{_place(node)} is Python {node.python_version}", "use Python 3.11 or newer")
             wanted = pins.of_roles(roles, gpus=case.on_gpus)
             if missing := [r.name for r in wanted if r.name not in node.packages]:
-                yield failure(
-                    f"{_place(node)} ({', '.join(roles)}) lacks {', '.join(missing)}", _install(roles, gpus=case.on_gpus)
-                )
+                yield failure(f"{_place(node)} ({', '.join(roles)}) lacks {', '.join(missing)}", _install(gpus=case.on_gpus))
 
     pythons = "; ".join(f"{python}: {', '.join(roles)}" for python, roles in case.roles_of.items())
     return worst(faults(), ok(pythons))
@@ -127,12 +125,10 @@ def weights_and_biases(case: Case) -> Finding:
     return ok(project)
 
 
-def _install(roles: Sequence[str], *, gpus: bool) -> str:
-    """requirements/ is for CPUs. On GPUs the packages must match the driver and CUDA of the node."""
-    if not gpus:
-        return "make install, or install the packages of requirements/ into that environment"
-    extras = ",".join(pins.EXTRA_OF_ROLE[role] for role in roles if role in pins.EXTRA_OF_ROLE)
-    return f"pip install -e '.{f'[{extras}]' if extras else ''}' into that environment (docs/slurm.md)"
+def _install(*, gpus: bool) -> str:
+    if gpus:
+        return "make install-gpu, or requirements/install_cuda.sh with that Python (docs/slurm.md)"
+    return "make install, or install the packages of requirements/ into that environment"
 
 
 def _place(node: NodeReport) -> str:

@@ -1,7 +1,9 @@
 """Megatron's requests for CUDA are answered by the CPU, and nothing else changes."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +60,31 @@ def test_the_random_state_tracker_draws_from_its_own_state_and_puts_the_old_one_
     model_parallel_cuda_manual_seed(7, tp_rank=0, ep_rank=0, etp_rank=0, force_reset_rng=True)
     with get_cuda_rng_tracker().fork():
         assert torch.equal(torch.rand(4), first)
+
+
+def test_packages_of_gpus_are_not_used_where_they_are_installed(tmp_path: Path) -> None:
+    """As on a login node: they are there, and importing them fails because there is no driver."""
+    for package in ("transformer_engine", "apex", "flash_mla"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')")
+    program = "import trainer.megatron.policy; from megatron.core.optimizer import Adam; print(Adam.__module__)"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["torch.optim.adamw"]
+
+
+def test_a_gpu_without_transformer_engine_is_refused_and_does_not_get_the_attention_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from conf.shapes import ModelError
+    from trainer.megatron.model import has_transformer_engine
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match="Transformer Engine is not installed"):
+        has_transformer_engine()
 
 
 @pytest.mark.slow

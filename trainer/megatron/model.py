@@ -48,8 +48,12 @@ class RMSNorm(torch.nn.Module):
 
 
 def has_transformer_engine() -> bool:
-    """Whether the fused layers can be used: a GPU and Transformer Engine."""
-    return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
+    """Whether this process has a GPU, whose layers are Transformer Engine's. Raises ModelError if that is not installed."""
+    if torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is None:
+        raise ModelError(
+            "this process has a GPU, but Transformer Engine is not installed: run make install-gpu, or set cluster.device=cpu"
+        )
+    return torch.cuda.is_available()
 
 
 def build(
