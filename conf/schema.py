@@ -320,6 +320,11 @@ class TrainerConfig:
         "Activations that are computed again in the backward pass, to save memory",
         {"none": "no activations", "selective": "those of attention", "full": "those of every layer"},
     )
+    reuse_first_forward: bool = flag(
+        True,
+        "The first minibatch takes its old log-probs from the forward pass of its update, so they need no pass of their own. Has "
+        "no effect with algo.kl_in=reward or a teacher, which need all old log-probs before the first loss",
+    )
     overlap_grad_reduce: bool = flag(False, "Reduces gradients over dp during the backward pass")
     overlap_param_gather: bool = flag(False, "Gathers new parameters over dp during the next forward pass")
     tokens_per_microbatch: int = number(
@@ -495,6 +500,12 @@ class RunConfig:
     user_code: dict[str, str] = field(
         default_factory=dict, metadata={RULE: Rule(meaning="The digest of each module of user code; the launcher writes it")}
     )
+
+    @property
+    def first_pass_is_old(self) -> bool:
+        """Whether the first minibatch takes its old log-probs from its own forward pass, which is the old policy's: nothing has
+        been updated yet. Not where all old log-probs must be known before the first loss."""
+        return self.trainer.reuse_first_forward and self.algo.kl_in != "reward" and not self.algo.teacher
 
 
 def settings(group: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

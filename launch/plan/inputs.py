@@ -106,6 +106,7 @@ class PlannedWorkload:
     groups: int  # P
     completions_per_group: int  # G
     minibatches: int
+    old_share: float  # the share of the tokens that need a pass of their own for old log-probs
     prompt_tokens: float
     lengths: LengthDistribution
     reference: bool  # whether a KL penalty needs the reference's log-probs
@@ -113,6 +114,11 @@ class PlannedWorkload:
     sandbox_s: float  # CPU seconds for the tests of one completion
     sandbox_cores: int
     target_hours: float
+
+    @property
+    def logprob_passes(self) -> float:
+        """Forward passes without gradient over all tokens, in one step."""
+        return self.old_share + self.reference
 
     @property
     def completions(self) -> int:
@@ -176,7 +182,8 @@ def read_inputs(config: RunConfig) -> tuple[ModelShape, Cluster, PlannedWorkload
     )
     workload = PlannedWorkload(
         steps=config.trainer.steps, groups=algo.groups_per_step, completions_per_group=algo.completions_per_group,
-        minibatches=algo.minibatches, prompt_tokens=plan.prompt_tokens, lengths=lengths,
+        minibatches=algo.minibatches, old_share=1 - config.first_pass_is_old / algo.minibatches,
+        prompt_tokens=plan.prompt_tokens, lengths=lengths,
         reference=algo.kl_coef > 0 or algo.teacher_is_reference, segment_tokens=config.rollout.segment_tokens,
         sandbox_s=plan.sandbox_s, sandbox_cores=plan.sandbox_cores, target_hours=plan.target_hours,
     )  # fmt: skip

@@ -138,18 +138,22 @@ def compute_lines(workload: PlannedWorkload, speed: Speed, *, recompute: bool) -
     rate = speed.cluster.flops * speed.constants.train_fraction
     n, t = count(model.parameters), count(tokens)
     forward_s = 2 * model.parameters * tokens / rate
-    passes = 3 + recompute + 1 + workload.reference
+    passes = 3 + recompute + workload.logprob_passes
     pairs = workload.completions * workload.mean_square_length / 2
     attention = attention_flops_per_pair(model) * pairs
     lines = [
         CostLine(name="forward, backward", gpu_s=3 * forward_s, why=f"6 x {n} x {t} tokens at {rate / 1e12:.0f} TFLOP/s"),
-        CostLine(name="old log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens"),
     ]
+    if share := workload.old_share:
+        part = "" if share == 1 else f"; trainer.reuse_first_forward saves {1 - share:.0%}"
+        lines.append(
+            CostLine(name="old log-probs", gpu_s=share * forward_s, why=f"2 x {n} x {count(share * tokens)} tokens{part}")
+        )
     if workload.reference:
         lines.append(CostLine(name="reference log-probs", gpu_s=forward_s, why=f"2 x {n} x {t} tokens; algo.kl_coef=0 saves it"))
     if recompute:
         lines.append(CostLine(name="recomputation", gpu_s=forward_s, why=f"2 x {n} x {t} tokens, because activations do not fit"))
-    lines.append(CostLine(name="attention", gpu_s=passes * attention / rate, why=f"{passes} x {count(pairs)} causal pairs"))
+    lines.append(CostLine(name="attention", gpu_s=passes * attention / rate, why=f"{passes:g} x {count(pairs)} causal pairs"))
     return lines, attention
 
 
@@ -168,7 +172,7 @@ def _waiting_lines(
     model, rate = speed.model, speed.cluster.flops * speed.constants.train_fraction
     forward_s = (2 * model.parameters * workload.trained_tokens + attention) / rate
     train_s = (3 + setup.recompute) * forward_s
-    logprob_s = (1 + workload.reference) * forward_s
+    logprob_s = workload.logprob_passes * forward_s
     packed = workload.trained_tokens * (1 + packing.padding) / (setup.dp * setup.tokens_per_microbatch)
     microbatches, of_batch = ceil(packed / workload.minibatches), ceil(packed)
     waste_s = (packing.padding + packing.imbalance) * (train_s + logprob_s)
@@ -198,14 +202,14 @@ def _moving_lines(workload: PlannedWorkload, speed: Speed, setup: TrainerSetup) 
     model, cluster = speed.model, speed.cluster
     network = cluster.network_bytes_s * speed.constants.network_fraction
     parameters, gpus, shards = stage_parameters(model, setup), setup.gpus, setup.dp * layout.cp
-    passes = 2 + setup.recompute + 1 + workload.reference
+    passes = 2 + setup.recompute + workload.logprob_passes
     exchange_s = workload.trained_tokens * passes * speed.exchange_s_per_token(layout.tp) * layout.tp
     reduced = (GRADIENT_BYTES + WEIGHT_BYTES) * parameters * (shards - 1) / shards
     optimizer = (2 * OPTIMIZER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES) * parameters / shards
     lines = [
         CostLine(
             name="TP exchange", gpu_s=exchange_s,
-            why=f"{passes} passes of {speed.exchange_s_per_token(layout.tp) * 1e6:.1f} us per token on {layout.tp} GPUs",
+            why=f"{passes:g} passes of {speed.exchange_s_per_token(layout.tp) * 1e6:.1f} us per token on {layout.tp} GPUs",
         ),
         CostLine(
             name="gradients, parameters", gpu_s=workload.minibatches * reduced / network * gpus,

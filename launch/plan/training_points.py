@@ -27,7 +27,7 @@ THEIRS = Packing(padding=0.02, imbalance=0.03)  # assumed: they published none; 
 SETUP = TrainerSetup(layout=Layout(tp=4, pp=4, sequence_parallel=True), dp=2, tokens_per_microbatch=4096)
 PROMPT_TOKENS, MEAN_TOKENS, LONGEST_TOKENS = 150.0, 3258.0, 4096
 WORKLOAD = PlannedWorkload(
-    steps=1, groups=64, completions_per_group=32, minibatches=1, prompt_tokens=PROMPT_TOKENS,
+    steps=1, groups=64, completions_per_group=32, minibatches=1, old_share=1.0, prompt_tokens=PROMPT_TOKENS,
     lengths=LengthDistribution(mean_tokens=MEAN_TOKENS - PROMPT_TOKENS, cap_tokens=LONGEST_TOKENS - 150, sigma=1.0),
     reference=True, segment_tokens=LONGEST_TOKENS, sandbox_s=0.0, sandbox_cores=1, target_hours=48.0,
 )  # fmt: skip

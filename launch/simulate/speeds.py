@@ -44,9 +44,9 @@ def trainer_speeds(speed: Speed, workload: PlannedWorkload, setup: TrainerSetup)
     """The planner's step, divided by floating-point operations: 1 for each log-prob pass, 3 for forward and backward."""
     cost = training_cost(workload, speed, setup)
     pushed_s = push_s(speed, setup)
-    token_s = (cost.step_s - pushed_s) / (4 + workload.reference) / workload.trained_tokens
+    token_s = (cost.step_s - pushed_s) / (3 + workload.logprob_passes) / workload.trained_tokens
     return TrainerSpeeds(
-        old_logprob_s_per_token=token_s,
+        old_logprob_s_per_token=token_s * workload.old_share,
         ref_logprob_s_per_token=token_s if workload.reference else 0.0,
         train_s_per_token=3 * token_s,
         step_overhead_s=0.0,

@@ -1,7 +1,6 @@
 """Figures over the sampled tokens of a step: means, and the distribution of the behaviour weights, over all ranks."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -71,12 +70,11 @@ class TokenFigures:
         return torch.zeros(shape, dtype=torch.float64, device=self._device)
 
 
-def add_mismatch(figures: TokenFigures, microbatches: Sequence[Microbatch], old: Sequence[Tensor], version: int) -> None:
+def add_mismatch(figures: TokenFigures, microbatch: Microbatch, old: Tensor, version: int) -> None:
     """|old - behaviour| per token, of all tokens and by lag. At lag 0 it is the mismatch of engine and trainer alone."""
-    for microbatch, logprobs in zip(microbatches, old, strict=False):
-        difference = (logprobs - torch.from_numpy(microbatch.behaviour_logprobs).to(logprobs.device)).abs()
-        figures.add("mismatch/abs_logprob", difference)
-        lags = version - microbatch.versions
-        for lag in np.unique(lags).tolist():
-            name = "mismatch/same_version_abs_logprob" if lag == 0 else f"mismatch/lag_{lag}_abs_logprob"
-            figures.add(name, difference[torch.from_numpy(lags == lag).to(difference.device)])
+    difference = (old - torch.from_numpy(microbatch.behaviour_logprobs).to(old.device)).abs()
+    figures.add("mismatch/abs_logprob", difference)
+    lags = version - microbatch.versions
+    for lag in np.unique(lags).tolist():
+        name = "mismatch/same_version_abs_logprob" if lag == 0 else f"mismatch/lag_{lag}_abs_logprob"
+        figures.add(name, difference[torch.from_numpy(lags == lag).to(difference.device)])

@@ -1,9 +1,11 @@
 """One RL step: trains the policy on a batch and returns the figures of the step.
 
 1. Pack the trajectories into microbatches, in `algo.minibatches` equal parts.
-2. Compute old log-probs and, for a KL or a teacher, reference log-probs (forward only).
-3. Compute advantages and behaviour weights (`learn/loss_inputs.py`).
-4. For each minibatch: forward, loss (`learn/objective.py`), backward, optimizer step (`megatron/policy.py`).
+2. Compute old log-probs and, for a KL or a teacher, reference log-probs (forward only). The first minibatch needs no pass for
+   its old log-probs: the forward pass of its update gives them.
+3. Compute advantages (`learn/batch_loss.py`).
+4. For each minibatch: forward, behaviour weights and loss (`learn/objective.py`), backward, optimizer step
+   (`megatron/policy.py`).
 5. If it is due, make the policy the new reference.
 """
 
@@ -17,18 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.schema import AlgoConfig, RunConfig
+from conf.schema import RunConfig
 from conf.shapes import Layout, ModelShape
 from rollout.ledger.records import Batch
 from trainer.learn.advantages import loss_weights
 from trainer.learn.algorithm import Algorithm
 from trainer.learn.balance import Capacity, CostModel
+from trainer.learn.batch_loss import BatchLoss
 from trainer.learn.health import NonFinite, TrainingError, describe
-from trainer.learn.loss_inputs import make_loss_inputs
-from trainer.learn.losses import LossInputs, PolicyLoss
-from trainer.learn.objective import token_losses
 from trainer.learn.packing import Microbatch, Minibatch, deal, pack_minibatch
-from trainer.learn.token_figures import TokenFigures, add_mismatch
+from trainer.learn.token_figures import TokenFigures
 from trainer.megatron.policy import Policy
 from trainer.process_groups import Mesh
 
@@ -65,23 +65,27 @@ def train_step(policy: Policy, algorithm: Algorithm, batch: Batch, config: RunCo
         mine = [m.microbatches(mesh.dp_rank, cp=mesh.layout.cp, cp_rank=mesh.cp_rank) for m in minibatches]
     everything = [microbatch for minibatch in mine for microbatch in minibatch]
 
-    with watch("time/old_logprob_s"), explained(batch, everything, "the old log-probs"):
-        old = policy.logprobs(everything, "old log-prob")
+    with watch("time/old_logprob_s"):
+        old = old_logprobs(policy, batch, mine, config)
     reference: list[Tensor] = []
     if policy.reference is not None:
         with watch("time/ref_logprob_s"), policy.reference.in_place(), explained(batch, everything, "the reference log-probs"):
             reference = policy.logprobs(everything, "reference log-prob")
     teacher = teacher_logprobs(batch, everything, reference, config, mesh)
 
-    figures = TokenFigures(mesh)
-    add_mismatch(figures, everything, old, batch.step)
-    inputs = make_loss_inputs(batch, everything, old, reference, teacher, config, algorithm.advantage, mesh, figures)
-    losses = iter([partial(microbatch_loss, algorithm.policy_loss, algo, figures, of_one) for of_one in inputs])
+    figures, losses = TokenFigures(mesh), []
+    if mesh.is_last_stage:
+        loss = BatchLoss(
+            batch, everything, old=old, reference=reference, teacher=teacher, config=config, algorithm=algorithm, mesh=mesh,
+            figures=figures,
+        )  # fmt: skip
+        losses = [partial(loss, number) for number in range(len(everything))]
+    left = iter(losses)
     norms, learning_rate = [], 0.0
     with watch("time/train_s"):
         for number, minibatch in enumerate(mine):
             with explained(batch, minibatch, f"minibatch {number} of {len(mine)}"):
-                norm, learning_rate = policy.update(minibatch, list(islice(losses, len(minibatch))))
+                norm, learning_rate = policy.update(minibatch, list(islice(left, len(minibatch))))
             norms.append(norm)
         policy.gather_parameters()
     if policy.reference and algo.reference_refresh_steps and (batch.step + 1) % algo.reference_refresh_steps == 0:
@@ -96,14 +100,16 @@ def train_step(policy: Policy, algorithm: Algorithm, batch: Batch, config: RunCo
     }
 
 
-def microbatch_loss(
-    policy_loss: PolicyLoss, algo: AlgoConfig, figures: TokenFigures, inputs: LossInputs, current: Tensor, entropies: Tensor
-) -> Tensor:
-    """The loss per token [m] of a microbatch. Adds its figures to those of the step."""
-    losses, of_tokens = token_losses(policy_loss, algo, current=current, entropies=entropies, inputs=inputs)
-    for name, values in of_tokens.items():
-        figures.add(name, values)
-    return losses
+def old_logprobs(
+    policy: Policy, batch: Batch, minibatches: Sequence[Sequence[Microbatch]], config: RunConfig
+) -> list[Tensor | None]:
+    """The old log-probs of each microbatch, on the last stage; None for those of the first minibatch if its update gives them."""
+    known_later = len(minibatches[0]) if config.first_pass_is_old else 0
+    microbatches = [microbatch for minibatch in minibatches for microbatch in minibatch][known_later:]
+    if not microbatches:
+        return [None] * known_later
+    with explained(batch, microbatches, "the old log-probs"):
+        return [*[None] * known_later, *policy.logprobs(microbatches, "old log-prob")]
 
 
 def pack(batch: Batch, config: RunConfig, shape: ModelShape, layout: Layout, dp: int) -> list[Minibatch]:

@@ -17,9 +17,9 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
     """One step in which one rank meets a number that is not finite: what it says, and whether all weights stayed as they were."""
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.learn import logprobs
+    from trainer.learn import batch_loss, logprobs
     from trainer.learn.algorithm import load_algorithm
-    from trainer.megatron import policy, step
+    from trainer.megatron import policy
     from trainer.megatron.policy import load_policy
     from trainer.megatron.step import Stopwatch, train_step
 
@@ -32,7 +32,7 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
         with torch.no_grad():
             next(trained.chunks[-1].parameters()).data.flatten()[0] = torch.nan
     before = [p.detach().clone() for chunk in trained.chunks for p in chunk.parameters()]
-    made = step.token_losses
+    made = batch_loss.token_losses
     algorithm = load_algorithm(settings.algo)
 
     def loss_of_one_trajectory(*arguments, **named):
@@ -46,7 +46,7 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
         return found, entropies
 
     if poison == "loss":
-        step.token_losses = loss_of_one_trajectory
+        batch_loss.token_losses = loss_of_one_trajectory
 
         def advantage(rewards, group, algo):
             return np.where(np.arange(len(rewards)) == 1, 77.0, 0.5)

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from conf.schema import RunConfig
+from conf.shapes import Layout
 from rollout.ledger.records import Batch, Finish, Group, Trajectory
 from tests.trainer import ranks
 
@@ -76,6 +77,51 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
     process_groups.shutdown()
     return figures
+
+
+def steps_with(folder: str, layout: Layout, settings: RunConfig, out: str) -> dict[str, float]:
+    from trainer import process_groups
+    from trainer.learn.algorithm import load_algorithm
+    from trainer.megatron import hf_weights
+    from trainer.megatron.policy import load_policy
+    from trainer.megatron.step import Stopwatch, train_step
+
+    settings.model.path, settings.model.dtype = folder, "float32"
+    mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
+    policy = load_policy(settings, mesh)
+    for step in range(2):
+        figures = train_step(policy, load_algorithm(settings.algo), batch(step), settings, Stopwatch())
+    hf_weights.save(policy.chunks, policy.shape, mesh, out, description=folder)
+    process_groups.shutdown()
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("layout", "minibatches", "settings"),
+    [
+        (Layout(), 1, {}),
+        (Layout(tp=2), 2, {"behaviour_correction": "truncate", "behaviour_level": "sequence"}),
+        (Layout(pp=2), 2, {"policy_loss": "gspo", "behaviour_correction": "mask", "behaviour_level": "geometric"}),
+        (Layout(cp=2), 2, {"behaviour_correction": "truncate", "behaviour_level": "sequence", "kl_coef": 0.0}),
+        pytest.param(Layout(tp=2, pp=2), 4, {"behaviour_correction": "truncate"}, marks=pytest.mark.slow),
+        pytest.param(Layout(pp=2, cp=2), 1, {"policy_loss": "cispo"}, marks=pytest.mark.slow),
+    ],
+)
+def test_old_logprobs_of_the_first_minibatch_come_from_its_own_pass_bit_for_bit(
+    tmp_path: Path, layout: Layout, minibatches: int, settings: dict[str, object]
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    figures = []
+    for reuse in (False, True):
+        run = config()
+        run.algo.minibatches, run.trainer.reuse_first_forward = minibatches, reuse
+        for name, value in settings.items():
+            setattr(run.algo, name, value)
+        figures.append(ranks.run(steps_with, layout.ranks_per_replica, folder, layout, run, str(tmp_path / str(reuse))))
+    without_times = [[{n: v for n, v in rank.items() if not n.startswith("time/")} for rank in of_run] for of_run in figures]
+    assert without_times[0] == without_times[1]
+    own_pass, reused = weights(tmp_path / "False"), weights(tmp_path / "True")
+    assert all(torch.equal(own_pass[name], reused[name]) for name in own_pass)
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
