@@ -255,7 +255,10 @@ class AlgoConfig:
     ess_patience_steps: int = number(3, "Steps in a row with a smaller effective sample size that end the run", at_least=1)
     drop_no_signal: bool = flag(False, "Groups whose rewards are all equal are dropped and replaced (DAPO's dynamic sampling)")
     max_drops_per_step: int = number(
-        4096, "More dropped groups in one RL step end the run: the problems are too easy or too hard", at_least=0, below=2**31
+        4096,
+        "More dropped groups in one RL step end the run: the problems are too easy or too hard, or are refused",
+        at_least=0,
+        below=2**31,
     )
 
     @property
@@ -356,7 +359,12 @@ class TrainerConfig:
     save_hf: bool = flag(True, "Saves the last weights as a Hugging Face folder in the run's folder")
     push_bucket_bytes: int = number(512 * 1024 * 1024, "Bytes of weights that are broadcast at once in a push", at_least=1)
     push_s: float = number(120.0, "Deadline of one weight push", above=0)
-    stall_s: float = number(900.0, "The run ends when no batch arrives for this long", above=0)
+    stall_s: float = number(
+        900.0,
+        "The run ends when nothing is generated, graded or trained for this long. A worker or judge that cannot reach the queue "
+        "server for this long ends too",
+        above=0,
+    )
     collective_s: float = number(1200.0, "Deadline of one collective operation", above=0)
     wandb_project: str = text("", 'Project in Weights & Biases. "": metrics are not sent there')
 
@@ -365,13 +373,13 @@ class TrainerConfig:
 class RewardConfig:
     """The judges, which run the completions' code in sandboxes."""
 
-    slots: int = number(0, "Sandboxes of one judge process. 0: one per CPU core", at_least=0)
+    slots: int = number(0, "Completions that one judge process grades at once. 0: one per CPU core", at_least=0)
     judges: int = number(1, "Judge processes", at_least=1)
     cpu_limit_s: float = number(8.0, "CPU seconds for one completion, if its task sets no limit", above=0)
     memory_limit_mb: int = number(1024, "Memory for one completion in MiB, if its task sets no limit", at_least=1)
     credit: str = choice(
         "all",
-        "Reward of a completion",
+        "What a completion gets whose tests pass in part",
         {"all": "1 if every test passes, else 0", "fraction": "the fraction of tests that pass"},
     )
     reasoning: str = text(
@@ -396,7 +404,10 @@ class RewardConfig:
     judge_model_tp: int = number(1, "Tensor-parallel ranks (GPUs) of the judge model's server", at_least=1)
     packages: list[str] = texts("Installed packages that completions may import beside the standard library, such as numpy")
     truncated_reward: float = number(
-        0.0, "Reward of a completion that reached rollout.max_completion_tokens", at_least=-1000, at_most=1000
+        0.0,
+        "What each part that grades an answer gives to a completion that reached rollout.max_completion_tokens",
+        at_least=-1000,
+        at_most=1000,
     )
 
 

@@ -1,7 +1,7 @@
 """One completion in, one verdict out: the weighted sum of the parts of a reward.
 
 The verdict is taken by data only. The candidate's process gets inputs and never an expected value; what it prints or returns
-comes back as data and is compared outside. So nothing that the code does in its process can pass a test but the right answer.
+comes back as data and is compared outside. docs/reward.md says what a test can still be made to believe.
 """
 
 import time

@@ -91,12 +91,6 @@ class Control:
         dist.broadcast(payload, src=0, group=self._group)
         return wire.unpack(kind, payload.numpy().tobytes())
 
-    def agree(self, ok: bool) -> bool:
-        """Whether `ok` is true on every rank."""
-        flag = torch.tensor([int(ok)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
-        return bool(flag)
-
     def gather(self, text: str) -> list[str]:
         """Every rank's text, in order of rank."""
         return gather_texts(text, device=torch.device("cpu"), group=self._group)

@@ -12,8 +12,8 @@ The rules:
   it does not count.) Then its node is given up if the fleet runs well on other nodes; otherwise the run fails.
 - A worker that exits with 0 leaves because the run is over. If the run is not over a while later, it is restarted.
 - When a trainer process fails or its node is lost, all trainer processes are stopped, placed on the nodes that are left, and
-  started again. They resume from the last checkpoint by themselves. Whether a lost node was the reason is known only when a
-  heartbeat of every other node has come after the failure, so the restart waits for that.
+  started again. They resume from the last checkpoint by themselves. A trainer process may fail because a
+  node died. So the restart waits until every other node has sent a heartbeat after the failure: then all dead nodes are known.
 - A process that moves to another node is stopped on its old node first.
 - While the trainer saves before the end of the job, nothing else counts: other failures are ignored.
 

@@ -6,8 +6,9 @@ changes rebuilds the ledger. So the caller writes
     changes = ledger.admit(prompt)
     ledger.apply(*changes)  # and writes them to the journal
 
-Leases are not changes: they are lost with the server, and `adopt` restores them. Reports are accepted by position, whoever
-sends them, so no finished work is lost and repeated reports are harmless. `docs/ledger.md` states the rules.
+Leases are not changes: they are lost with the server, and `adopt` restores them. A report names a group, a
+trajectory and an offset; it is accepted if it continues the trajectory there, whoever sends it. So no finished work is lost, and
+repeated reports are harmless. `docs/ledger.md` states the rules.
 """
 
 from bisect import bisect_right

@@ -37,20 +37,6 @@ def test_failure_of_rank_0_is_everybodys_at_once() -> None:
         assert seconds < 10
 
 
-def test_ranks_agree_only_when_all_do() -> None:
-    assert ranks.run(agreements, 2, 30.0) == [(False, True)] * 2
-
-
-def agreements(timeout_s: float) -> tuple[bool, bool]:
-    from conf.shapes import Layout
-    from trainer import process_groups
-    from trainer.ranks import Control
-
-    mesh = process_groups.initialize(Layout(), seed=0, timeout_s=timeout_s)
-    control = Control(timeout_s=timeout_s)
-    return control.agree(mesh.rank == 0), control.agree(True)
-
-
 def fail_together(run_dir: str, failing_rank: int, error: Exception) -> str:
     """One rank fails with `error`; the others fail because it is gone."""
     import torch.distributed as dist

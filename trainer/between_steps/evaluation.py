@@ -31,7 +31,7 @@ class Evaluations:
         self._feed = feed
         self._steps, self._every = config.trainer.steps, config.trainer.eval_every
         self._completions = config.trainer.eval_completions
-        self._there_are_problems = bool(config.data.heldout)
+        self._there_are_problems = bool(config.data.heldout or config.data.heldout_fraction)
         self._due = owed
         self._asked: _Asked | None = None
 
