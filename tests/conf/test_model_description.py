@@ -29,7 +29,7 @@ def test_an_engine_starts_from_the_runs_own_copy_when_the_models_folder_is_gone(
     keep_description(config, run_dir)
     shutil.rmtree(config.model.path)
     keep_description(config, run_dir)  # the run is resumed
-    arguments = Namespace(run=run_dir, queue="tcp://127.0.0.1:1", engine_port=20000)
+    arguments = Namespace(run=run_dir, queue="tcp://127.0.0.1:1", engine_port=20000, first_engine=0)
     settings = engine_settings(config, RunKeys.load(run_dir), arguments, 0)
     assert sorted(path.name for path in settings.model.iterdir()) == ["config.json", "tokenizer.json"]
     assert settings.load_format == "dummy"
