@@ -31,7 +31,7 @@ from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
 from rollout.engine_client import EngineClient
-from rollout.ledger.records import I32, Answered, Finish, GradingWork, Observation, Position, Segment, SegmentWork, Verdict
+from rollout.ledger.records import I32, Answered, Finish, Position, Segment, SegmentWork, Verdict
 from rollout.queue.client import AsyncQueueClient, QueueClient
 from rollout.queue.keys import RunKeys
 from tests.rollout.fake_engine import VOCABULARY, FakeEngine, serve
@@ -233,16 +233,8 @@ class _Fleet:
         with QueueClient(self._run.endpoint, self._keys, "judge", timeout_s=WAIT_S, decode_tokens=decode) as client:
             while not self._ending.is_set():
                 for work in client.lease_grading("judge", 64, wait_s=0.05):
-                    client.answer("judge", [self._answer(work)])
-
-    def _answer(self, work: GradingWork) -> Answered:
-        """An observation of three tokens while a turn is left and has room; then a verdict. Both follow from the last turn."""
-        rollout, digest = self._run.config.rollout, hashlib.sha256(work.turns[-1].encode()).digest()
-        seen = np.array([byte % VOCABULARY for byte in digest[1:4]], np.int32)
-        room = work.position.offset + len(seen) < rollout.max_completion_tokens
-        if len(work.turns) < rollout.max_turns and work.finish is Finish.STOP and room:
-            return Answered(work.position, observation=Observation(tokens=seen))
-        return Answered(work.position, Verdict(reward=float(digest[0] % 2)))
+                    digest = hashlib.sha256(work.turns[-1].encode()).digest()
+                    client.answer("judge", [Answered(work.position, Verdict(reward=float(digest[0] % 2)))])
 
     def _work(self) -> None:
         asyncio.run(self._serve())
