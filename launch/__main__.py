@@ -30,11 +30,11 @@ from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_
 from conf.compose.presets import check_names, check_presets, experiments, with_added_keys, with_quoted_addresses
 from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
-from launch.allocation import with_device
 from launch.processes.prepare import PrepareError
 from launch.processes.supervise import RunFailed
 from launch.report.sweep_jobs import State, SweepJob, read_jobs, recorded
 from launch.run import dry_run, execute
+from launch.slurm.allocation import with_device
 from launch.slurm.job import SlurmError, was_requeued
 from rollout.queue.keys import KeysError
 

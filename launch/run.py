@@ -11,7 +11,6 @@ from conf.compose.load import as_yaml, read_run
 from conf.compose.model_description import keep_description
 from conf.schema import RunConfig
 from conf.user_code import changes
-from launch.allocation import Allocation, allocation_of, planned_nodes
 from launch.doctor.costs import costs
 from launch.doctor.examine import check_before_start, check_inputs, input_findings, line
 from launch.doctor.finding import Level
@@ -29,6 +28,7 @@ from launch.report.recovery import Recoveries
 from launch.report.run_report import write_report
 from launch.report.screen import Screen
 from launch.report.summary import outcome, summary
+from launch.slurm.allocation import Allocation, allocation_of, planned_nodes
 from launch.slurm.job import SlurmError, SlurmJob, requeue
 from rollout.checkpoint_files import newest_version
 from rollout.queue.client import QueueClient

@@ -20,7 +20,6 @@ from rich.text import Text
 from conf.compose.load import composed, read_resumed, to_run_config
 from conf.compose.presets import check_presets
 from conf.schema import ConfigError, RunConfig
-from launch.allocation import nodes_at_hand, with_device
 from launch.doctor.case import DoctorError, gather
 from launch.doctor.examine import examine
 from launch.doctor.finding import Finding, Level
@@ -28,6 +27,7 @@ from launch.placement.node_facts import port_is_free
 from launch.placement.placement import place
 from launch.placement.ports import choose_base_port
 from launch.processes.run_dir import check_run_dir
+from launch.slurm.allocation import nodes_at_hand, with_device
 from launch.slurm.job import SlurmError
 
 FAST = "--fast"

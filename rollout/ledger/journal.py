@@ -120,7 +120,7 @@ class Journal:
     def _checked(self, where: str, *values: int | str) -> Iterator[tuple[str, bytes]]:
         """The kind and the body of each selected change, after its checksum was checked."""
         for *place, crc, body in self._db.execute(f"SELECT seq, kind, group_index, step, crc, body FROM changes {where}", values):
-            if not isinstance(body, bytes) or _checksum(place, body) != crc:
+            if not isinstance(body, bytes) or checksum(place, body) != crc:
                 raise self._damaged(f"change {place[0]} ({place[1]}) does not match its checksum")
             yield place[1], body
 
@@ -216,7 +216,7 @@ class Journal:
             self._seq += 1
             body = pack(change)
             place = (self._seq, type(change).__name__, getattr(change, "group", None), getattr(change, "step", None))
-            rows.append((*place, _checksum(place, body), body))
+            rows.append((*place, checksum(place, body), body))
         self._insert(rows)
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -291,6 +291,6 @@ def _fixed(rules: Rules) -> dict[str, int]:
     return {name: value for name, value in asdict(rules).items() if name in FIXED_RULES}
 
 
-def _checksum(place: Sequence[Any], body: bytes) -> int:
+def checksum(place: Sequence[Any], body: bytes) -> int:
     """A checksum over a change and its place in the journal."""
     return zlib.crc32(body, zlib.crc32(repr(tuple(place)).encode()))

@@ -15,8 +15,8 @@ from tests.launch.stand_ins import ENV, PROJECT, write_model, write_problems
 
 COMMANDS = (
     "launch", "launch.doctor", "launch.plan", "launch.plan.one_node", "benchmarks.calibrate",
-    "launch.advise", "launch.report", "launch.simulate", "launch.report.sweep", "conf.compose.reference", "reward.check",
-    "rollout.queue", "benchmarks.startup", "benchmarks.simulate", "benchmarks.ledger_peers",
+    "launch.advise", "launch.report", "launch.view", "launch.simulate", "launch.report.sweep", "conf.compose.reference",
+    "reward.check", "rollout.queue", "benchmarks.startup", "benchmarks.simulate", "benchmarks.ledger_peers",
 )  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from conf.schema import (
     RunConfig,
     TrainerConfig,
 )
-from launch.allocation import local_nodes
 from launch.placement.gpus import gpus_found
 from launch.placement.placement import Node, Restart, TooFewNodes, describe, place
 from launch.placement.ports import ENGINE_PORTS, FIRST_PORT, PORT_LIMIT, PUSH_PORTS, Ports, choose_base_port
+from launch.slurm.allocation import local_nodes
 from rollout.queue.keys import RunKeys
 
 HERE = [Node(name="here", address="127.0.0.1")]

@@ -11,9 +11,9 @@ from hydra import compose, initialize_config_module
 
 from conf.compose.load import register, to_run_config
 from conf.schema import RunConfig
-from launch.allocation import planned_nodes
 from launch.placement.placement import Node, describe, place
 from launch.run import dry_run
+from launch.slurm.allocation import planned_nodes
 
 PROJECT = Path(__file__).parents[3]
 RECORDED = Path(__file__).parent / "placements"

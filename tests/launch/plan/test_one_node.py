@@ -92,8 +92,8 @@ def test_gpus_of_a_teacher_and_a_judge_model_are_left_to_them() -> None:
 
 @pytest.mark.parametrize("gpus", range(2, 9))
 def test_overrides_make_a_run_that_is_placed_on_these_gpus(gpus: int) -> None:
-    from launch.allocation import local_nodes
     from launch.placement.placement import place
+    from launch.slurm.allocation import local_nodes
 
     overrides = fit(gpus, H100, DEBUG, 768).overrides
     config = configuration("debug", *overrides)
