@@ -55,6 +55,7 @@ RULES = (
     Rule(r"-m launch\.simulate ", more=("simulate.steps=2",)),
     Rule(r"-m pytest", instead="it is one of the tests"),
     Rule(r"-m benchmarks|benchmarks/", instead="a benchmark takes minutes; tests/launch/test_command.py sees that it starts"),
+    Rule(r"-m launch\.view", instead="it serves until it is stopped; tests/launch/view"),
     Rule(r"-m conf\.compose\.reference", instead="tests/conf/test_reference.py"),
     Rule(r"-m rollout\.ledger\.new_ledger", instead="it changes the run; tests/rollout/ledger/test_new_ledger.py"),
     Rule(r"-m reward\.check\.convert", instead="tests/reward/readers"),
