@@ -37,9 +37,7 @@ class Mesh:
     cp_rank: int
     dp_rank: int
     tp_group: ProcessGroup
-    pp_group: ProcessGroup
     cp_group: ProcessGroup
-    dp_group: ProcessGroup
     dp_cp_group: ProcessGroup  # ranks that hold the same parameters
 
     @property
@@ -117,9 +115,7 @@ def _mesh(layout: Layout, device: torch.device) -> Mesh:
         cp_rank=parallel_state.get_context_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
         tp_group=parallel_state.get_tensor_model_parallel_group(),
-        pp_group=parallel_state.get_pipeline_model_parallel_group(),
         cp_group=parallel_state.get_context_parallel_group(),
-        dp_group=parallel_state.get_data_parallel_group(),
         dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
     )
 

@@ -45,6 +45,8 @@ def begin(words: Sequence[str]) -> Path:
     run_dir = Path(config.output) / config.name
     if not resumed and (run_dir / CONFIG_FILE).exists():
         raise ConfigError(f"{run_dir} holds a run already: choose another name=…, or go on with resume={run_dir}")
+    if config.data.heldout_fraction:
+        raise ConfigError("data.heldout_fraction: fine-tuning takes held-out examples from a file: name it in data.heldout")
     check_layout(read_shape(config.model.path), layout_of(config.trainer))
     train, _ = read(config, run_dir)
     config.trainer.steps = total_steps(config, len(train))

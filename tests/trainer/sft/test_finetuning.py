@@ -109,9 +109,12 @@ def test_killed_run_is_resumed_as_if_nothing_had_happened(tmp_path: Path) -> Non
 
 
 def test_mistake_is_told_before_any_rank_starts(tmp_path: Path) -> None:
+    from conf.schema import ConfigError
     from conf.shapes import ModelError
     from trainer.sft.__main__ import begin, main
 
     with pytest.raises(ModelError, match=r"trainer.tp=3"):
         begin(words(tmp_path, **{"trainer.tp": 3}))
+    with pytest.raises(ConfigError, match=r"name it in data\.heldout"):
+        begin(words(tmp_path, **{"data.heldout": "[]", "data.heldout_fraction": 0.1}))
     assert main([*words(tmp_path), "sft.epochs=0"]) == 1
