@@ -90,7 +90,7 @@ def find(name: str, run_dir: Path, *, setting: str) -> Path:
         raise ConfigError(f"{setting}={name}: must be module:object, as in my_module:my_function")
     top = _top(name)
     if top in OUR_PACKAGES:
-        raise ConfigError(f"{setting}={name}: the trainer itself has a package {top}: give your module another name")
+        raise ConfigError(f"{setting}={name}: kestrel itself has a package {top}: give your module another name")
     folders = [(run_dir / FOLDER).resolve(), Path.cwd()]
     for folder in folders:
         if source := _source(folder, top):

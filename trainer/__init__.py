@@ -1,4 +1,4 @@
-"""Groups become a better policy: the Megatron side of the system.
+"""Trains the policy on graded groups, with Megatron.
 
 Importing the package lets megatron-core run where there is no GPU; that has to happen before the first megatron import.
 """

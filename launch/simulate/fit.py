@@ -2,8 +2,8 @@
 
 From `metrics.jsonl` come the trainer's seconds per token, the push, the lengths of completions, and the rate at which busy
 engines sample. Two things are not in the metrics and are chosen so that the measured steps come out: how much of a full engine's
-decode step remains when one sequence runs, and how long a verdict takes. A verdict takes at most what the number of completions
-that wait for one at the end of a step implies.
+decode step remains when one sequence runs, and how long a verdict takes. The completions that wait
+for a verdict at the end of a step give an upper limit for its time.
 """
 
 from collections.abc import Sequence

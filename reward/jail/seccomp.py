@@ -1,6 +1,6 @@
 """The system calls a job may make: an allowlist in BPF, written by hand because libseccomp's Python binding is not on PyPI.
 
-What is not listed fails with EPERM. Left out on purpose, each for a reason that a job could use it:
+What is not listed fails with EPERM. Left out on purpose, because a job could misuse them:
 
 - new processes (fork, vfork, clone without CLONE_THREAD, exec), so that a job is one process and its memory limit holds;
 - namespaces, mounts, capabilities, ids, ptrace, bpf, io_uring, keyctl, userfaultfd, perf, pidfd, other processes' memory;

@@ -18,9 +18,9 @@
     run          `closing`, or a   partial segments, the       the flights, DRAIN_S at       a heartbeat, a signal,
                  failed task       engine's end                most                          a failure
 
-The only resource that tasks share is a flight's slot, which is held until the engine's deadline and the server's acknowledgment
-at most. So the tasks cannot deadlock. Requests wait for a queue server that cannot be reached, so nothing finished is lost.
-After `trainer.stall_s` the first request gives up, and the worker ends.
+The only resource that tasks share is a flight's slot. It is free again when the server has acknowledged the report, which the
+engine's deadline bounds. So the tasks cannot deadlock. Requests wait for a queue server that cannot be reached, so nothing
+finished is lost. After `trainer.stall_s` the first request gives up, and the worker ends.
 
 A fresh engine holds random weights. It registers under a new epoch, and the server leases nothing to an epoch until the trainer
 has pushed to it. So the worker need not know about pushes; a request during a push takes longer. A lease of an earlier epoch is

@@ -71,7 +71,7 @@ def test_a_function_of_a_file_and_one_of_a_package_are_loaded(working_folder: Pa
         ("import json\njson.loads('')", "mod:f", "WORK/mod.py:2: json.decoder.JSONDecodeError: Expecting value"),
         ("x = 1", "mod:", "must be module:object, as in my_module:my_function"),
         ("x = 1", "../mod:f", "must be module:object"),
-        ("x = 1", "trainer:f", "the trainer itself has a package trainer: give your module another name"),
+        ("x = 1", "trainer:f", "kestrel itself has a package trainer: give your module another name"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_the_reason(

@@ -1,1 +1,1 @@
-"""Megatron-core's side: the model on this rank, its weights to and from Hugging Face folders, and its checkpoints."""
+"""What is built on Megatron-core: the model on this rank, its weights to and from Hugging Face folders, and its checkpoints."""

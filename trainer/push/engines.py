@@ -10,7 +10,7 @@ an engine that the broken attempt left half updated. Only these engines are lost
 
     an engine that does not even answer that it has left its groups;
     an engine that holds other weights than the trainer sent;
-    if all answer: the engine that refused first, because it broke the group.
+    if all engines answer: the first one that refused a call, because its refusal broke the group.
 """
 
 import time
