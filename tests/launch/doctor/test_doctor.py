@@ -179,6 +179,11 @@ def deeper_teacher(world: World) -> None:
     setting(world, "algo.teacher", str(world.folder / "teacher"))
 
 
+def missing_judge_model(world: World) -> None:
+    world.config.rollout.engines = 3  # the judge model takes the place of the fourth
+    setting(world, "reward.judge_model", "elsewhere")
+
+
 def engines(world: World, tp: int) -> None:
     world.config.rollout.engines, world.config.rollout.engine_tp = 1, tp
 
@@ -213,7 +218,7 @@ WRONG: list[tuple[str, Level, str, Callable[[World], None]]] = [
     ("layout", F, "max_position_embeddings", lambda w: setting(w, "data.max_prompt_tokens", 500)),
     ("teacher", F, "algo.teacher=elsewhere: no such model folder", lambda w: setting(w, "algo.teacher", "elsewhere")),
     ("teacher", F, r"has another shape than model.path \(layers 7 for", deeper_teacher),
-    ("judge model", F, "reward.judge_model=elsewhere: no such model", lambda w: setting(w, "reward.judge_model", "elsewhere")),
+    ("judge model", F, "reward.judge_model=elsewhere: no such model", missing_judge_model),
     ("problems", F, "train.jsonl:2: broken JSON", lambda w: lines(w, '{"id": "b", ')),
     ("problems", F, "train.jsonl:2: problem 'b' cannot be graded: task.kind: 'magic'", lambda w: lines(w, BAD_KIND)),
     ("problems", F, "id 'a' was used before", lambda w: lines(w, json.dumps(PROBLEM))),
