@@ -33,7 +33,9 @@ from rollout.worker.teacher import Teacher, TeacherError
 from rollout.worker.worker import CannotStart, Worker, WorkerError
 
 PORTS_PER_ENGINE = 8  # the server's port and those that follow from it
-WEIGHT_GROUP_SHARE = 1 / 4  # of a push's deadline: an engine answers again before the trainer gives an attempt up, after a half
+WEIGHT_GROUP_SHARE = 1 / 4
+"""An engine waits for a weight group for this share of a push's deadline. The trainer gives an attempt up after half of the
+deadline, so the engine answers again before that."""
 
 
 def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:

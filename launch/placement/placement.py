@@ -64,7 +64,7 @@ class _Share:
 
     trainer_ranks: int = 0
     first_engine: int = 0
-    servers: Sequence[Server] = ()  # of engines, or of a teacher or judge model
+    servers: Sequence[Server] = ()  # what a rollout process serves: engines, a teacher, a judge model
 
     @property
     def trainer_gpus(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class Cluster:
     storage_bytes_s: float  # the whole cluster
     node_mtbf_s: float
     restart_s: float  # from a lost trainer node to training again, without the time of repeated steps
-    frozen_gpus: int = 0  # of a teacher's and a judge model's servers
+    frozen_gpus: int = 0  # GPUs that the servers of a teacher and a judge model take
 
     @property
     def gpus(self) -> int:

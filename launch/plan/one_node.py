@@ -40,7 +40,7 @@ class NodeLayout:
     engines: int
     engine_tp: int
     recompute: bool = False  # all of the trainer's activations
-    frozen_gpus: int = 0  # of a teacher's and a judge model's servers
+    frozen_gpus: int = 0  # GPUs that the servers of a teacher and a judge model take
 
     @property
     def trainer_gpus(self) -> int:

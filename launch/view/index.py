@@ -76,7 +76,7 @@ class GroupRow:
     version: int  # published when the group was admitted
     eval_id: str
     completions: int
-    step: int | None  # of the batch, numbered as in metrics.jsonl; None until it is trained on
+    step: int | None  # the step that trained on it, numbered as in metrics.jsonl; None before that
     dropped: str  # why; "" if it was not
     graded: int
     reward: float | None  # mean over what is graded

@@ -168,7 +168,7 @@ class Link:
         self.exceptions: dict[int, type[BaseException]] = {}
         self.copies: dict[int, proxy.DataCopy] = {}
         self.ours: list[object] = []  # objects of the tests that the candidate may hold, and exceptions that go through it
-        self.our_numbers: dict[int, int] = {}  # of these objects, by their ids
+        self.our_numbers: dict[int, int] = {}  # the number of each of these objects, by its id
         self.undo: list[Callable[[], None]] = []  # one for each change that the candidate may have made to an object of the tests
         self.in_place: set[tuple[str, str]] = set()  # functions of the tests, and variables that they look at after a call
         self.items: dict[int, Any] = {}  # what objects have shown when they were iterated, until the next call

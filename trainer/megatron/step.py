@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import count
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from trainer.learn.batch_loss import BatchLoss
 from trainer.learn.health import NonFinite, TrainingError, describe
 from trainer.learn.packing import Microbatch, Minibatch, deal, pack_minibatch
 from trainer.learn.token_figures import TokenFigures
-from trainer.megatron.policy import Policy
+from trainer.megatron.policy import MicrobatchLoss, Policy
 from trainer.process_groups import Mesh
 
 Figures = dict[str, float]
@@ -73,19 +73,18 @@ def train_step(policy: Policy, algorithm: Algorithm, batch: Batch, config: RunCo
             reference = policy.logprobs(everything, "reference log-prob")
     teacher = teacher_logprobs(batch, everything, reference, config, mesh)
 
-    figures, losses = TokenFigures(mesh), []
+    figures, loss = TokenFigures(mesh), None
     if mesh.is_last_stage:
         loss = BatchLoss(
             batch, everything, old=old, reference=reference, teacher=teacher, config=config, algorithm=algorithm, mesh=mesh,
             figures=figures,
         )  # fmt: skip
-        losses = [partial(loss, number) for number in range(len(everything))]
-    left = iter(losses)
-    norms, learning_rate = [], 0.0
+    places, norms, learning_rate = count(), [], 0.0
     with watch("time/train_s"):
         for number, minibatch in enumerate(mine):
             with explained(batch, minibatch, f"minibatch {number} of {len(mine)}"):
-                norm, learning_rate = policy.update(minibatch, list(islice(left, len(minibatch))))
+                losses: list[MicrobatchLoss] = [partial(loss, next(places)) for _ in minibatch] if loss else []
+                norm, learning_rate = policy.update(minibatch, losses)
             norms.append(norm)
         policy.gather_parameters()
     if policy.reference and algo.reference_refresh_steps and (batch.step + 1) % algo.reference_refresh_steps == 0:

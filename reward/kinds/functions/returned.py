@@ -10,7 +10,7 @@ from typing import Any
 
 MOST_PARTS = 32
 LONGEST_NAME = 64
-MOST_CHARACTERS = 1 << 18  # of the messages of one answer
+MOST_CHARACTERS = 1 << 18  # an environment's messages after one turn are no longer than this together
 
 
 class BadReward(ValueError):

@@ -36,7 +36,7 @@ class Loaded:
     """A user's function or environment, and the names of what it wants to be given; or why it cannot be called."""
 
     function: Callable[..., Any] | None = None
-    episodes: Episodes | None = None  # of an environment
+    episodes: Episodes | None = None  # set if this process runs an environment
     wanted: frozenset[str] = frozenset()
     refused: str = ""
 
