@@ -10,7 +10,7 @@ from typing import Any
 from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES
 from reward.kinds.code_task import CodeTask, read_object, read_shared, read_tolerance
-from reward.kinds.compare import same_output
+from reward.kinds.compare_output import same_output
 from reward.kinds.extract import Extracted
 from reward.kinds.fields import read_text
 from reward.kinds.kind import Defaults

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.kinds.compare import same_output
+from reward.kinds.compare_output import same_output
 
 
 @pytest.mark.parametrize(
