@@ -19,6 +19,7 @@ from reward.jail import codec
 from reward.jail.limits import OUTPUT_BYTES, End, Ending, SandboxError
 from reward.kinds.claims import Claim
 from reward.kinds.code_task import CodeTask, read_entry_point, read_object, read_shared, read_tolerance
+from reward.kinds.compare_data import in_json, matches
 from reward.kinds.extract import Extracted
 from reward.kinds.kind import Defaults, TaskError
 from reward.kinds.usage import (
@@ -113,10 +114,10 @@ class CallCheck:
         if self.as_json:
             has_tolerance = self.tolerance is not None  # which applies to an expected 3.0, and to no expected 3
             data, expected = (
-                codec.in_json(data),
-                codec.decode(codec.in_json(codec.encode(expected), whole_floats=has_tolerance)),
+                in_json(data),
+                codec.decode(in_json(codec.encode(expected), whole_floats=has_tolerance)),
             )
-        return codec.matches(data, expected, self.tolerance)
+        return matches(data, expected, self.tolerance)
 
 
 Unit = Sequence[CallCheck]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reward.jail import codec
+from reward.kinds.compare_data import equals, is_near, truth
 
 MAX_VALUE_BITS = 4096  # the largest int that arithmetic over literals may produce
 MOST_TOLERANCE = 1e300
@@ -44,12 +45,12 @@ class Claim:
     def holds(self, data: Any) -> bool:
         """Whether it is true of a result in its JSON form, from hostile hands. Raises CodecError where that is none."""
         if self.relation == "==":
-            return codec.equals(data, self.expected)
+            return equals(data, self.expected)
         if self.relation == "is":
             return data is self.expected
         if self.relation == "near":
-            return codec.is_near(data, self.expected, self.tolerance)
-        return codec.truth(data) is (self.relation == "true")
+            return is_near(data, self.expected, self.tolerance)
+        return truth(data) is (self.relation == "true")
 
 
 def read_claims(code: str) -> list[Claim]:

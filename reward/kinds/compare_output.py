@@ -7,7 +7,7 @@ may differ from it by the tolerance. An expected integer, such as 1000000007, mu
 
 import re
 
-from reward.jail import codec
+from reward.kinds.compare_data import is_close
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _SEPARATOR = re.compile(r"[\[\](){},;:=]")
@@ -42,4 +42,4 @@ def _close_token(got: str, expected: str, tolerance: float) -> bool:
         return True
     if _INTEGER.fullmatch(expected) or not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return False
-    return codec.is_close(float(got), float(expected), tolerance)
+    return is_close(float(got), float(expected), tolerance)

@@ -93,7 +93,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def _close(got: Fraction, expected: Fraction, tolerance: float | None) -> bool:
-    """`reward.jail.codec.is_close`, exactly."""
+    """`reward.kinds.compare_data.is_close`, exactly."""
     return got == expected or (
         tolerance is not None and abs(got - expected) <= Fraction(tolerance) * max(Fraction(1), abs(expected))
     )

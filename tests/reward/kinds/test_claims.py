@@ -4,61 +4,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from reward.jail import codec
 from reward.kinds.asserts import AssertsTask
 from reward.kinds.claims import NotAClaim, read_claims
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, parse_task
 from tests.reward.grading import grade
-
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 3)
-    | st.sampled_from([0.0, -0.0, 1.0, 2.5, 1e300])
-    | st.sampled_from(["", "a", b"a"]),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.integers(0, 2) | st.booleans() | st.sampled_from([1.0, "a"]), inner, max_size=2)
-        | st.sets(st.integers(0, 2) | st.sampled_from([True, 1.0, "a", frozenset({1}), frozenset({1.0})]), max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
-@given(PLAIN, PLAIN)
-def test_equality_is_that_of_python(left: Any, right: Any) -> None:
-    assert codec.equals(codec.encode(left), right) is (left == right)
-    assert codec.equals(codec.encode(left), left)
-
-
-@given(PLAIN)
-def test_truth_is_that_of_python(value: Any) -> None:
-    assert codec.truth(codec.encode(value)) is bool(value)
-
-
-@pytest.mark.parametrize(
-    ("wire", "expected"),
-    [
-        ({"__set__": [1, 1]}, {1, 2}),
-        ({"__dict__": [[1]]}, {1: 2}),
-        ({"__any__": 1}, 1),
-        ([1], (1,)),
-        ({"__int__": "0x5"}, 6),
-        (None, 0),
-    ],
-)
-def test_forged_results_equal_nothing(wire: Any, expected: Any) -> None:
-    assert not codec.equals(wire, expected)
-
-
-@pytest.mark.parametrize("number", [10**400, float("nan"), float("inf"), "x", None, [1.0]])
-def test_what_is_no_number_is_near_to_nothing(number: Any) -> None:
-    assert not codec.is_near(codec.encode(number), 1.5, 1e-6)
 
 
 def task(*tests: str, **fields: Any) -> AssertsTask:
