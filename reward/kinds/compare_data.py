@@ -12,8 +12,8 @@ from reward.jail.codec import MAX_DEPTH, SCALAR_TAGS, TAGS, CodecError, decode, 
 
 
 def matches(data: Any, expected: object, tolerance: float | None = None) -> bool:
-    """Whether `data`, in its JSON form, has the type and the value of `expected`, all the way down: 1 is neither True nor 1.0, and
-    NaN is NaN.
+    """Whether `data`, in its JSON form, has the type and the value of `expected`, all the way down: 1 is neither True nor 1.0,
+    and NaN is NaN.
 
     With a `tolerance` (relative and absolute), a number may differ by so much from an expected float, and an expected integer may
     be a float of exactly that value.
