@@ -5,7 +5,7 @@
 A random Qwen2 model is trained on random trajectories by gloo ranks of one thread each. All do the same work: old log-probs of
 the step's microbatches (forward), then a forward, backward and optimizer step per minibatch.
 
-ours         trainer/megatron/step.py: packing, balance, log-probs, objective, figures
+ours         trainer/step.py: packing, balance, log-probs, objective, figures
 bare         the same microbatches, ready as tensors, through Megatron's schedule with the same output head, and the sum of the
              log-probs as the loss: what is left when all of ours is taken away
 Megatron's   as bare, with Megatron's own head: logits of all tokens, and its vocabulary-parallel cross-entropy
@@ -81,7 +81,7 @@ def rank(options: argparse.Namespace) -> None:
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, pack, train_step
+    from trainer.step import Stopwatch, pack, train_step
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,6 @@
 Importing the package lets megatron-core run where there is no GPU; that has to happen before the first megatron import.
 """
 
-from trainer import cpu_device
+from trainer.megatron import cpu_device
 
 cpu_device.install()

@@ -1,7 +1,7 @@
 """The trainer: `torchrun --nproc-per-node 4 -m trainer --run outputs/x --queue tcp://host:port --push-port 21100`.
 
 It starts from the run's newest checkpoint, or from the model's folder, and exits with 0 when `trainer.steps` steps are done and
-saved. `Trainer.run` is the training loop. `trainer/megatron/step.py` is one step, and `trainer/between_steps/` is the rest.
+saved. `Trainer.run` is the training loop. `trainer/step.py` is one step, and `trainer/between_steps/` is the rest.
 
 On SIGUSR1 it saves after the current step and exits with 0. The signal is blocked, and looked for while the trainer waits for a
 batch.
@@ -32,10 +32,10 @@ from trainer.learn.health import Divergence, TrainingError, no_signal_warning
 from trainer.megatron import hf_weights
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.policy import load_policy
-from trainer.megatron.step import Figures, Stopwatch, train_step
 from trainer.metrics.loggers import Loggers
 from trainer.push.push import Pusher
 from trainer.ranks import Control, FirstFailure, LeaderFailed
+from trainer.step import Figures, Stopwatch, train_step
 
 log = logging.getLogger("trainer")
 EXPECTED = (ConfigError, KeysError, PackingError, QueueError, TimeoutError, TrainingError)

@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore  # torch has no public name for it
 
 from conf.shapes import Layout, ModelError
-from trainer import cpu_device
 
 __all__ = ["Layout", "Mesh", "initialize", "shutdown"]
 
@@ -67,7 +66,7 @@ def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
     if missing:
         raise ModelError(f"{', '.join(missing)} not set: start the trainer with torchrun")
     layout.dp(int(os.environ["WORLD_SIZE"]))
-    device = cpu_device.device()
+    device = own_device()
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":
         # Tensor parallelism overlaps communication with computation only if kernels start in the order in which they are queued.
@@ -77,6 +76,13 @@ def initialize(layout: Layout, *, seed: int, timeout_s: float) -> Mesh:
     else:
         dist.init_process_group("gloo", timeout=timeout)
     return _divide(layout, device, seed=seed, timeout_s=timeout_s)
+
+
+def own_device() -> torch.device:
+    """The device of this process: its own GPU (LOCAL_RANK selects it), or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
 def pretend(layout: Layout, *, rank: int, world_size: int) -> Mesh:

@@ -36,8 +36,8 @@ from trainer.learn.batch_figures import batch_figures
 from trainer.learn.health import TrainingError
 from trainer.megatron import checkpoint
 from trainer.megatron.policy import load_policy
-from trainer.megatron.step import Figures, Stopwatch, train_step
 from trainer.ranks import Control, LeaderFailed
+from trainer.step import Figures, Stopwatch, train_step
 
 
 class ReplayError(RuntimeError):

@@ -14,7 +14,7 @@ from trainer.learn.algorithm import load_algorithm
 from trainer.megatron import checkpoint
 from trainer.megatron.policy import load_policy
 from trainer.megatron.reference import Reference, fingerprint
-from trainer.megatron.step import Stopwatch, train_step
+from trainer.step import Stopwatch, train_step
 
 STEPS, SAVED = 10, 5
 REFRESH = 3  # the reference at the checkpoint is that of version 3, and changes twice more

@@ -136,7 +136,7 @@ def load(config: RunConfig):
     from trainer.learn.algorithm import load_algorithm
     from trainer.learn.batch_figures import batch_figures
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     policy = load_policy(config, process_groups.initialize(Layout(), seed=0, timeout_s=60))
     algorithm = load_algorithm(config.algo)

@@ -25,7 +25,7 @@ def step_with(folder: str, run_dir: str, tp: int, pp: int, loss: str, advantage:
     from conf.shapes import Layout
     from trainer import process_groups
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype = folder, "float32"

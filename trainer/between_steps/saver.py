@@ -13,8 +13,8 @@ from trainer.between_steps.feed import Feed
 from trainer.learn.health import TrainingError
 from trainer.megatron import checkpoint
 from trainer.megatron.checkpoint import Checkpoints, DamagedCheckpoint, Loaded, Saved, TrainingState
-from trainer.megatron.step import Figures, Stopwatch
 from trainer.ranks import Control
+from trainer.step import Figures, Stopwatch
 
 log = logging.getLogger("trainer")
 

@@ -10,8 +10,8 @@ import torch
 
 from conf.schema import TrainerConfig
 from conf.shapes import Layout, ModelShape, check_layout
-from trainer import cpu_device, process_groups
-from trainer.megatron import model
+from trainer import process_groups
+from trainer.megatron import cpu_device, model
 from trainer.megatron.families import Cut, placements
 from trainer.megatron.hf_weights import parameter_of, tensor_bytes
 from trainer.megatron.optimizer import build_optimizer, optimizer_bytes, wrap

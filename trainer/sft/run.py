@@ -21,9 +21,9 @@ from trainer.learn.token_figures import TokenFigures
 from trainer.megatron import hf_weights
 from trainer.megatron.checkpoint import Checkpoints, Saved
 from trainer.megatron.policy import load_policy
-from trainer.megatron.step import Figures, Stopwatch, packing_figures
 from trainer.metrics.loggers import Loggers
 from trainer.ranks import Control
+from trainer.step import Figures, Stopwatch, packing_figures
 
 log = logging.getLogger("trainer")
 HELDOUT_STEP = 64  # examples of a forward pass over the held-out ones

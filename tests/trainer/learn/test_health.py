@@ -21,7 +21,7 @@ def poisoned_step(folder: str, tp: int, pp: int, poison: str) -> tuple[str, bool
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import policy
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype = folder, "float32"

@@ -76,7 +76,7 @@ def gradients(folder: str, case: Case) -> tuple[dict[str, float], list[dict[str,
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     run = settings(folder, case)
     policy = load_policy(run, process_groups.initialize(layout_of(run.trainer), seed=0, timeout_s=60))

@@ -65,7 +65,7 @@ def steps(folder: str, tp: int, pp: int, tokens_per_microbatch: int, out: str) -
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     settings = config(tokens_per_microbatch)
     settings.model.path, settings.model.dtype = folder, "float32"
@@ -84,7 +84,7 @@ def steps_with(folder: str, layout: Layout, settings: RunConfig, out: str) -> di
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     settings.model.path, settings.model.dtype = folder, "float32"
     mesh = process_groups.initialize(layout, seed=0, timeout_s=60)
@@ -161,7 +161,7 @@ def step_of_each_preset(folder: str) -> dict[str, dict[str, float]]:
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
+    from trainer.step import Stopwatch, train_step
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=60)
     figures = {}
@@ -201,7 +201,7 @@ def taught_step(
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, pack, train_step
+    from trainer.step import Stopwatch, pack, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

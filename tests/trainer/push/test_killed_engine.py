@@ -48,9 +48,9 @@ def three_pushes(folder: str, engines: list[EngineInfo], port: int, victim: int)
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
     from trainer.push import weight_group
     from trainer.ranks import Control
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

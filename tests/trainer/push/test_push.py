@@ -50,9 +50,9 @@ def train_and_push(folder: str, engines: list[EngineInfo], key: str, port: int, 
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
     from trainer.push.push import Pusher
     from trainer.ranks import Control
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype = folder, "float32"
@@ -91,9 +91,9 @@ def push_in_vain_and_train(folder: str, engine: EngineInfo, port: int) -> tuple[
     from trainer import process_groups
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
     from trainer.push.push import Pusher
     from trainer.ranks import Control
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

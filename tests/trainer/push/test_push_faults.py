@@ -152,10 +152,10 @@ def push_three_times(
     from trainer.learn.algorithm import load_algorithm
     from trainer.megatron import hf_weights
     from trainer.megatron.policy import load_policy
-    from trainer.megatron.step import Stopwatch, train_step
     from trainer.push import weight_group
     from trainer.push.push import Pusher
     from trainer.ranks import Control
+    from trainer.step import Stopwatch, train_step
 
     settings = config()
     settings.model.path, settings.model.dtype, settings.algo.kl_coef = folder, "float32", 0.0

@@ -24,20 +24,13 @@ _installed = False
 _placed = CPU  # the device on which Megatron creates its tensors
 
 
-def device() -> torch.device:
-    """The device of this process: its own GPU (LOCAL_RANK selects it), or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return CPU
-
-
 def install() -> None:
     """Redirects what megatron-core assumes about CUDA. Must be called before the first import of megatron."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
     if any(name.startswith("megatron.core") for name in sys.modules):
-        raise RuntimeError("megatron.core was imported before trainer.cpu_device.install(); import trainer first")
+        raise RuntimeError("megatron.core was imported before trainer.megatron.cpu_device.install(); import trainer first")
     _without_packages_of_gpus()
     _without_compilation()
     # The missing packages belong to GPUs, and Megatron warns once per module. `full scope` is a default of Megatron itself.
