@@ -111,11 +111,35 @@ def test_sweep_through_slurm_outlives_a_job_that_dies_without_a_word(slurm: Slur
     ended = subprocess.run(command(*jobs), cwd=project, env=env, capture_output=True, text=True, timeout=600)
     sweep = only_sweep(project)
     found = {job.said["trainer.lr"]: job for job in read_jobs(sweep)}
-    assert {lr: job.state for lr, job in found.items()} == {"0.5": State.DONE, "1.0": State.RUNNING, "0.25": State.DONE}, ended
+    assert {lr: job.state for lr, job in found.items()} == {"0.5": State.DONE, "1.0": State.RUNNING, "0.25": State.DONE}, said_by(
+        sweep, ended
+    )
     assert found["0.5"].outcome == 0.5
     assert "job 1 of the sweep died" in ended.stderr and ended.returncode == 1
     assert (sweep / found["0.5"].name / "metrics.jsonl").exists()
     assert main([str(sweep)]) == 0
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(900)
+def test_sweep_that_slurm_refuses_ends_in_one_line(slurm: SlurmCluster, project: Path) -> None:
+    jobs = ["-m", "trainer.lr=0.5,1.0", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=nowhere"]
+    ended = subprocess.run(
+        command(*jobs),
+        cwd=project,
+        env={**slurm.env, "PYTHONPATH": ENV["PYTHONPATH"]},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert "sbatch refused the jobs of the sweep" in ended.stderr and "partition" in ended.stderr
+
+
+def said_by(sweep: Path, ended: subprocess.CompletedProcess[str]) -> str:
+    """What the sweep and each of its Slurm jobs printed."""
+    logs = sorted(sweep.glob(".submitit/*/*_log.*"))
+    return "\n".join([ended.stderr, *(f"--- {log}\n{log.read_text()[-2000:]}" for log in logs)])
 
 
 SACCT = """
@@ -123,6 +147,7 @@ import subprocess
 print("JobID|State|NodeList")
 for line in subprocess.run(["scontrol", "show", "job", "-o"], capture_output=True, text=True).stdout.splitlines():
     words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-    job = "_".join([words["ArrayJobId"], words["ArrayTaskId"]]) if "ArrayJobId" in words else words["JobId"]
+    task = words.get("ArrayTaskId", "")
+    job = f"{words['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}" if task else words["JobId"]
     print("|".join([job, words["JobState"], words.get("NodeList", "")]))
 """
