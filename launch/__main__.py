@@ -26,8 +26,9 @@ from omegaconf import DictConfig
 from conf.compose import slurm_sweep
 from conf.compose.check import check_resumed
 from conf.compose.hydra_errors import in_one_line
-from conf.compose.load import CONFIG_FILE, read_resumed, read_run, register, to_run_config, write_run
+from conf.compose.load import read_resumed, read_run, register, to_run_config, write_run
 from conf.compose.presets import check_names, check_presets, experiments, with_added_keys, with_quoted_addresses
+from conf.compose.run_folder import CONFIG
 from conf.compose.sweep import MULTIRUN, OPTUNA, OPTUNA_GOES_ON, RememberSweep, failures_are_raised, unnamed_keys
 from conf.schema import ConfigError, RunConfig
 from launch.processes.prepare import PrepareError
@@ -128,7 +129,7 @@ def _run(config: RunConfig, *, resumed: bool) -> float:
     run_dir = Path(config.output) / config.name
     if config.cluster.kind == "slurm":
         run_dir = run_dir.resolve()  # other nodes get this path
-        if was_requeued() and (run_dir / CONFIG_FILE).exists():
+        if was_requeued() and (run_dir / CONFIG).exists():
             stored = read_run(run_dir)
             check_resumed(stored, config)
             config.user_code, resumed = stored.user_code, True

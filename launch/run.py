@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from conf.compose.check import notes_on_resume
 from conf.compose.load import as_yaml, read_run
 from conf.compose.model_description import keep_description
+from conf.compose.run_folder import CHECKPOINTS, LOGS, TRAINER_FAILURE
 from conf.schema import RunConfig
 from conf.user_code import changes
 from launch.doctor.costs import costs
@@ -18,7 +19,6 @@ from launch.placement.placement import Node, ProcessSpec, describe, place, train
 from launch.placement.port_claims import PortClaims
 from launch.placement.ports import choose_base_port
 from launch.processes.lifecycle import Lifecycle, RestartRules, RunEnd, RunOutcome, Start
-from launch.processes.logs import TRAINER_FAILURE
 from launch.processes.prepare import RECIPES, prepare
 from launch.processes.run_dir import check_run_dir, locked_run_dir
 from launch.processes.supervise import Interrupted, RunFailed, Signals, supervise
@@ -34,8 +34,6 @@ from rollout.checkpoint_files import newest_version
 from rollout.queue.client import QueueClient
 from rollout.queue.keys import RunKeys
 
-LOGS = "logs"
-CHECKPOINTS = "checkpoints"
 Placement = Callable[[frozenset[str]], list[ProcessSpec]]  # from the lost nodes to the processes on the others
 QUEUE_ANSWER_S = 5.0
 LOCK_PATIENCE_S = 180.0  # a file system needs time to notice that an earlier launcher's node is dead: NFS 90 s and more

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from conf.compose.load import read_run
 from conf.compose.model_description import description_of
+from conf.compose.run_folder import PROMPTS
 from conf.schema import ConfigError
 from reward.jail.limits import SandboxError, SandboxUnavailable
 from reward.judge import Judge, JudgeError
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             with Sandbox(Settings(packages=tuple(config.reward.packages))):  # refuses here, before any lease is taken
                 pass
         model = str(description_of(config, arguments.run))
-        decode_tokens = decoder(model, arguments.run / "prompts")
+        decode_tokens = decoder(model, arguments.run / PROMPTS)
         turns = Turns(
             most=config.rollout.max_turns,
             most_tokens=config.rollout.max_completion_tokens,

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from conf.compose.load import read_run
 from conf.compose.model_description import description_of
+from conf.compose.run_folder import LOGS
 from conf.schema import ConfigError, RunConfig
 from rollout.engine_client import EngineError
 from rollout.engine_process import Engine, EngineSettings
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None, launcher: tuple[str, ...] = ()) -> int:
     number = arguments.first_engine + int(os.environ.get("RANK", "0"))
     try:
         config, keys = read_run(arguments.run), RunKeys.load(arguments.run)
-        log_to(arguments.run / "logs" / f"worker-{number}.log")
+        log_to(arguments.run / LOGS / f"worker-{number}.log")
         settings = engine_settings(config, keys, arguments, number)
         engine = Engine(replace(settings, launcher=launcher) if launcher else settings)
         server = servers(config)[number]
@@ -98,7 +99,7 @@ def engine_settings(config: RunConfig, keys: RunKeys, arguments: argparse.Namesp
         tokenizer=server.speaks_text,
         host=own_address(arguments.queue),
         port=arguments.engine_port + PORTS_PER_ENGINE * len(before),
-        log_file=arguments.run / "logs" / f"engine-{number}.log",
+        log_file=arguments.run / LOGS / f"engine-{number}.log",
         tp=server.tp,
         first_gpu=sum(one.tp for one in before),
         device=device(config),

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
+from conf.compose.run_folder import METRICS
+from launch.report.metrics_file import Metrics, MetricsFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -72,7 +73,7 @@ def find(launcher: subprocess.Popen[str], *words: str) -> list[psutil.Process]:
 
 
 def metrics(run: Path) -> list[Metrics]:
-    return MetricsFile(run / METRICS_FILE, from_start=True).new_lines()
+    return MetricsFile(run / METRICS, from_start=True).new_lines()
 
 
 def wait_until(what: str, true: Callable[[], bool], launcher: subprocess.Popen[str], output: Path) -> None:

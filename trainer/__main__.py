@@ -16,6 +16,7 @@ from pathlib import Path
 
 from conf.compose.load import read_run
 from conf.compose.model_description import description_of
+from conf.compose.run_folder import CHECKPOINTS, HF, SUMMARY
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import layout_of
 from rollout.ledger.records import Batch
@@ -54,7 +55,7 @@ class Trainer:
         self.queue = QueueClient(queue_endpoint, keys, name="trainer", timeout_s=trainer.stall_s) if control.is_leader else None
         self.policy = load_policy(config, self.mesh)
         self.algorithm = load_algorithm(algo, run_dir)
-        checkpoints = Checkpoints(run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept)
+        checkpoints = Checkpoints(run_dir / CHECKPOINTS, self.policy.training_state, keep=trainer.checkpoints_kept)
         pusher = Pusher(
             self.policy,
             control,
@@ -128,10 +129,10 @@ class Trainer:
         self.saver.wait()
         if self.config.trainer.save_hf:
             description = description_of(self.config, self.run_dir)
-            hf_weights.save(self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=description)
+            hf_weights.save(self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / HF, description=description)
         if self.queue is not None:
             summary = {"steps": self.feed.version, "queue": self.queue.status()}
-            (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            (self.run_dir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
             self.queue.stop()
         self.close()
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from conf.compose.run_folder import TRAINER_FAILURE
 from rollout.ledger import wire
 from trainer.process_groups import gather_texts
 
 FAILED = -1  # sent instead of a size
-FIRST_FAILURE = "trainer_failure.txt"
 T = TypeVar("T")
 
 
@@ -39,7 +39,7 @@ class FirstFailure:
 
     def __init__(self, run_dir: Path, *, expected: tuple[type[Exception], ...]) -> None:
         """expected: errors whose message says everything. Any other is written with its traceback."""
-        self._path, self._expected = run_dir / FIRST_FAILURE, expected
+        self._path, self._expected = run_dir / TRAINER_FAILURE, expected
         self._rank = int(os.environ.get("RANK", "0"))
 
     def __enter__(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from conf.compose.load import read_run
+from conf.compose.run_folder import CHECKPOINTS, METRICS
 from conf.schema import ConfigError, RunConfig
 from conf.shapes import layout_of
 from rollout import checkpoint_files
@@ -93,7 +94,7 @@ class ReplayPlan:
 def plan(replay: Replay) -> ReplayPlan:
     """The checkpoint to load and the batches to train on. Raises ReplayError, NoSuchBatch."""
     wanted = replay.step - 1
-    older = [found for found in checkpoint_files.complete(replay.run_dir / "checkpoints") if found[0] <= wanted]
+    older = [found for found in checkpoint_files.complete(replay.run_dir / CHECKPOINTS) if found[0] <= wanted]
     version, path = older[-1] if older else (0, "")
     batches = list(range(version, wanted + 1)) if replay.catch_up else [wanted]
     there = past_batches.steps(replay.run_dir, read_run(replay.run_dir))
@@ -143,7 +144,7 @@ def run_rank(replay: Replay) -> None:
 
 def recorded_figures(replay: Replay) -> Mapping[str, float]:
     """The figures of the step in metrics.jsonl, or {} if they are missing."""
-    path = replay.run_dir / "metrics.jsonl"
+    path = replay.run_dir / METRICS
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return next((line for line in reversed(lines) if line["step"] == replay.step), {})
 

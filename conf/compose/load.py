@@ -13,11 +13,10 @@ from conf.compose.check import check, check_resumed
 from conf.compose.fit import fit
 from conf.compose.hydra_errors import SETTINGS, in_one_line, wrong_type
 from conf.compose.presets import check_names, with_added_keys
+from conf.compose.run_folder import CONFIG
 from conf.compose.secrets import refuse_secrets
 from conf.schema import ConfigError, RunConfig
 from conf.user_code import keep
-
-CONFIG_FILE = "config.yaml"
 
 
 def register() -> None:
@@ -76,19 +75,19 @@ def write_run(config: RunConfig, run_dir: Path) -> None:
     """Writes the resolved configuration and the user code into the run's folder. Secrets are not in it: they lie in `keys/`."""
     run_dir.mkdir(parents=True, exist_ok=True)
     config.user_code = keep(config, run_dir)
-    unfinished = run_dir / f".{CONFIG_FILE}"  # the file is complete or absent, whenever this process is killed
+    unfinished = run_dir / f".{CONFIG}"  # the file is complete or absent, whenever this process is killed
     with unfinished.open("w") as file:
         file.write(as_yaml(config))
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(run_dir / CONFIG_FILE)
+    unfinished.replace(run_dir / CONFIG)
 
 
 def read_run(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of an existing run, with changes such as `trainer.tp=1`. Raises ConfigError."""
-    path = run_dir / CONFIG_FILE
+    path = run_dir / CONFIG
     if not path.is_file():
-        raise ConfigError(f"{run_dir} is not the folder of a run: it holds no {CONFIG_FILE}")
+        raise ConfigError(f"{run_dir} is not the folder of a run: it holds no {CONFIG}")
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, UnicodeDecodeError) as error:

@@ -6,9 +6,9 @@ Engines, judges and the last save read it there, so they do not need the model's
 import shutil
 from pathlib import Path
 
+from conf.compose.run_folder import MODEL_DESCRIPTION
 from conf.schema import RunConfig
 
-FOLDER = "model_description"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
@@ -22,7 +22,7 @@ def copy_description(source: Path, target: Path) -> None:
 
 def keep_description(config: RunConfig, run_dir: Path) -> None:
     """Copies the description, unless the run has it already. It is complete or absent, whenever this process is killed."""
-    target, unfinished = run_dir / FOLDER, run_dir / f".{FOLDER}"
+    target, unfinished = run_dir / MODEL_DESCRIPTION, run_dir / f".{MODEL_DESCRIPTION}"
     if not target.exists():
         copy_description(Path(config.model.path), unfinished)
         unfinished.replace(target)
@@ -30,5 +30,5 @@ def keep_description(config: RunConfig, run_dir: Path) -> None:
 
 def description_of(config: RunConfig, run_dir: Path) -> Path:
     """The run's copy, or the model's folder itself for a process that was started without the launcher."""
-    kept = run_dir / FOLDER
+    kept = run_dir / MODEL_DESCRIPTION
     return kept if kept.is_dir() else Path(config.model.path)

@@ -6,11 +6,10 @@ when it loads the checkpoint, and the doctor does so before.
 
 from pathlib import Path
 
+from conf.compose.run_folder import CHECKPOINTS
 from launch.doctor.case import Case
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 from rollout.checkpoint_files import SumsError, complete, damage, read_sums
-
-FOLDER = "checkpoints"
 
 
 def files_there(case: Case) -> Finding:
@@ -22,7 +21,7 @@ def digests_match(case: Case) -> Finding:
 
 
 def _check(case: Case, *, digests: bool) -> Finding:
-    checkpoints = complete(case.run_dir / FOLDER)
+    checkpoints = complete(case.run_dir / CHECKPOINTS)
     if not checkpoints:
         return skipped("the run has no checkpoint yet")
     newest = checkpoints[-1][1]

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from conf.compose.run_folder import CHECKPOINTS, HF
 from conf.schema import RunConfig
 from launch.doctor.case import Case, existing
 from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
@@ -10,8 +11,6 @@ from launch.doctor.finding import Check, Finding, failure, ok, skipped, warning
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 OPTIMIZER_BYTES = 12  # per parameter: the fp32 weight and two moments
 WARN_BELOW = 1.2  # times the need, since others write to the same disk
-
-LARGE_FOLDERS = ("checkpoints", "hf")  # in a run's folder
 
 
 def needed_bytes(config: RunConfig, parameters: float) -> tuple[float, float]:
@@ -26,7 +25,8 @@ def disk_space(case: Case) -> Finding:
         return skipped("the model's size is not known")
     one, needed = needed_bytes(case.config, case.parameters)
     folder = existing(case.run_dir)
-    written = sum(_bytes(file) for part in LARGE_FOLDERS for file in (case.run_dir / part).rglob("*"))  # by a run that is resumed
+    # A run that is resumed has written some of it.
+    written = sum(_bytes(file) for part in (CHECKPOINTS, HF) for file in (case.run_dir / part).rglob("*"))
     free = shutil.disk_usage(folder).free + written
     kept = case.config.trainer.checkpoints_kept
     own = f", {written / 1e9:.1f} of them in this run's files" if written else ""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from conf.compose.run_folder import TRAINER_FAILURE
 from launch.processes.lifecycle import ProcessExit
 
 TAIL_LINES = 25
@@ -16,7 +17,6 @@ READ_LINES = 200
 READ_BYTES = 256 * 1024
 START_MARK = "--- started "
 END_MARK = "--- ended "
-TRAINER_FAILURE = "trainer_failure.txt"
 """The file in the run's folder where the first trainer rank that fails writes why. The errors of later ranks only say that a
 connection was closed."""
 TORCHRUN_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-Metrics = Mapping[str, Any]  # a line of the file
+from conf.compose.run_folder import METRICS
 
-METRICS_FILE = "metrics.jsonl"
+Metrics = Mapping[str, Any]  # a line of the file
 
 
 class MetricsFile:
@@ -55,6 +55,6 @@ class MetricsFile:
 def read_metrics(run_dir: Path) -> list[Metrics]:
     """The run's lines in the order of steps. Of a step that was repeated after a resume, the last line counts."""
     lines: dict[int, dict[str, Any]] = {}
-    for line in MetricsFile(run_dir / METRICS_FILE, from_start=True).new_lines():
+    for line in MetricsFile(run_dir / METRICS, from_start=True).new_lines():
         lines[line["step"]] = {**lines.get(line["step"], {}), **line}
     return [lines[step] for step in sorted(lines)]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.compose.run_folder import LOGS, METRICS
 from launch.placement.placement import ProcessSpec
 from launch.report.log_messages import LogMessages
-from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
+from launch.report.metrics_file import Metrics, MetricsFile
 from launch.report.screen import Screen
 from launch.report.startup import EvaluationCount, FirstTokens, Listening
 
@@ -71,14 +72,14 @@ class Progress:
         resumed: bool,
         queue_status: Callable[[], Mapping[str, Any]] = lambda: {"ledger": {"evals": {}}},
     ) -> None:
-        self._metrics = MetricsFile(run_dir / METRICS_FILE, from_start=not resumed, warn=self.say)
+        self._metrics = MetricsFile(run_dir / METRICS, from_start=not resumed, warn=self.say)
         self._steps = steps
         self._screen = screen
         engines = {name: (p.address, port) for p in processes for name, port in p.ports.items() if name.startswith("engine-")}
         self._starting = list(engines)
         self._listening = Listening(engines)
-        self._first_tokens: FirstTokens | None = FirstTokens(run_dir / "logs")
-        self._messages = LogMessages(run_dir / "logs")
+        self._first_tokens: FirstTokens | None = FirstTokens(run_dir / LOGS)
+        self._messages = LogMessages(run_dir / LOGS)
         self._evaluation = EvaluationCount(queue_status)
         self._started_s = self._last_line_s = time.monotonic()
         self._next_probe_s = 0.0

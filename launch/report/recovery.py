@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.compose.run_folder import METRICS, RECOVERIES
 from launch.processes.lifecycle import Start, StopProcess
 from launch.processes.supervise import NodeLost
-from launch.report.metrics_file import METRICS_FILE, MetricsFile
+from launch.report.metrics_file import MetricsFile
 
-RECOVERIES_FILE = "recoveries.jsonl"
 SAME_EVENT_S = 1.0  # a lost node and a stop of the trainer within this time are one event
 
 
@@ -53,8 +53,8 @@ class Recoveries:
     """Follows what happens to the trainer. Times are those of the wall clock, as in the metrics."""
 
     def __init__(self, run_dir: Path, say: Callable[[str], None], now: Callable[[], float] = time.time) -> None:
-        self._path = run_dir / RECOVERIES_FILE
-        self._metrics_path = run_dir / METRICS_FILE
+        self._path = run_dir / RECOVERIES
+        self._metrics_path = run_dir / METRICS
         self._say, self._now = say, now
         self._loss: _Interruption | None = None  # the last loss of a node
         self._stopped: _Interruption | None = None  # the last stop of the trainer

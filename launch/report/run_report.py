@@ -13,13 +13,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from conf.compose.run_folder import REPORT, TRACE
 from launch.report.charts import Axis, chart, stack
 from launch.report.drawing import Drawing
 from launch.report.metrics_file import Metrics, read_metrics
 from launch.report.page import html_page, pre
 from launch.report.summary import facts
 
-REPORT_FILE, TRACE_FILE = "report.html", "trace.json"
 PHASES = (
     "time/wait_batch_s",
     "time/pack_s",
@@ -107,8 +107,8 @@ def write_report(run_dir: Path) -> bool:
     lines = read_metrics(run_dir)
     if not any(line["step"] > 0 for line in lines):
         return False
-    (run_dir / REPORT_FILE).write_text(page(run_dir.name, facts(run_dir), lines))
-    (run_dir / TRACE_FILE).write_text(json.dumps({"traceEvents": list(trace_events(lines)), "displayTimeUnit": "ms"}))
+    (run_dir / REPORT).write_text(page(run_dir.name, facts(run_dir), lines))
+    (run_dir / TRACE).write_text(json.dumps({"traceEvents": list(trace_events(lines)), "displayTimeUnit": "ms"}))
     return True
 
 

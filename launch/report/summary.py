@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from conf.compose.run_folder import CHECKPOINTS, HF, LOGS, METRICS, RECOVERIES, REPORT, SUMMARY, TENSORBOARD, TRACE
 from launch.report.learning import SIGNAL, why_nothing_is_learned, without_signal
-from launch.report.metrics_file import METRICS_FILE, Metrics, read_metrics
+from launch.report.metrics_file import Metrics, read_metrics
 
-SUMMARY_FILE = "summary.json"
 LAST_STEPS = 5
 
 
@@ -56,7 +56,7 @@ def facts(run_dir: Path) -> list[str]:
         found.append(("largest lag", f"{max(lags):.0f} version{'s' * (max(lags) != 1)}"))
     if mismatch := _values(lines, "mismatch/same_version_abs_logprob"):
         found.append(("log-prob mismatch", f"{fmean(mismatch):.1e} (same version, mean)"))
-    found += _accounting(run_dir / SUMMARY_FILE)
+    found += _accounting(run_dir / SUMMARY)
     return [f"{name:<19} {value}" for name, value in found]
 
 
@@ -86,15 +86,15 @@ def _with_key(value: object, key: str) -> dict[str, Any] | None:
 
 def places(run_dir: Path) -> list[str]:
     what = {
-        "report.html": "charts of the run",
-        "trace.json": "timeline, for ui.perfetto.dev",
-        METRICS_FILE: "one line per step",
-        SUMMARY_FILE: "token accounting",
-        "recoveries.jsonl": "each interruption of training, and how long it took",
-        "logs": "one per process",
-        "checkpoints": "resume= goes on from the newest",
-        "hf": "the last weights, Hugging Face format",
-        "tensorboard": f"tensorboard --logdir {run_dir / 'tensorboard'}",
+        REPORT: "charts of the run",
+        TRACE: "timeline, for ui.perfetto.dev",
+        METRICS: "one line per step",
+        SUMMARY: "token accounting",
+        RECOVERIES: "each interruption of training, and how long it took",
+        LOGS: "one per process",
+        CHECKPOINTS: "resume= goes on from the newest",
+        HF: "the last weights, Hugging Face format",
+        TENSORBOARD: f"tensorboard --logdir {run_dir / 'tensorboard'}",
     }
     return [f"{run_dir / name!s:<60} {why}" for name, why in what.items() if (run_dir / name).exists()]
 

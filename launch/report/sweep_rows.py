@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 from conf.compose.load import read_run
+from conf.compose.run_folder import METRICS
 from conf.schema import ConfigError
-from launch.report.metrics_file import METRICS_FILE, Metrics, read_metrics
+from launch.report.metrics_file import Metrics, read_metrics
 from launch.report.summary import LAST_STEPS
 from launch.report.sweep_jobs import State, SweepJob, read_jobs
 
@@ -48,7 +49,7 @@ class SweepRow:
 def read_sweep(folder: Path) -> list[SweepRow]:
     """Raises NoSweep."""
     jobs = read_jobs(folder) or [
-        SweepJob(name=path.parent.name, said={}, state=State.DONE) for path in sorted(folder.glob(f"*/{METRICS_FILE}"))
+        SweepJob(name=path.parent.name, said={}, state=State.DONE) for path in sorted(folder.glob(f"*/{METRICS}"))
     ]
     if not jobs:
         raise NoSweep(f"{folder} holds no sweep: give the folder that `python -m launch -m …` named, multirun/DATE")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from launch.view.overview import CONFIG_FILE
+from conf.compose.run_folder import CONFIG
 from launch.view.run_view import RunView
 from launch.view.server import application
 
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--port", type=int, default=0, help="by default any free port")
     options = parser.parse_args(arguments)
-    if not (options.run / CONFIG_FILE).is_file():
-        print(f"launch.view: {options.run} is not the folder of a run: it holds no {CONFIG_FILE}", file=sys.stderr)
+    if not (options.run / CONFIG).is_file():
+        print(f"launch.view: {options.run} is not the folder of a run: it holds no {CONFIG}", file=sys.stderr)
         return 2
     with closing(socket.socket()) as door:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.compose.run_folder import CONFIG
 from launch.report.metrics_file import Metrics
 from launch.report.run_report import CHARTS, Chart, parts
 from launch.report.summary import facts
-
-CONFIG_FILE = "config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +36,7 @@ class Overview:
 
 
 def overview(run_dir: Path, lines: Sequence[Metrics]) -> Overview:
-    config = run_dir / CONFIG_FILE
+    config = run_dir / CONFIG
     wanted = (CHARTS[0], *parts(lines), *CHARTS[1:])
     return Overview(
         name=run_dir.name,

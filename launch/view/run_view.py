@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.report.metrics_file import METRICS_FILE, read_metrics
+from conf.compose.run_folder import LEDGER, METRICS
+from launch.report.metrics_file import read_metrics
 from launch.view.group import GroupPage, Recorded, TokenPage, group_page, recorded, token_page
 from launch.view.index import GroupRow, Index, PassRate, ProblemRow
 from launch.view.overview import Overview, overview
@@ -63,7 +64,7 @@ class RunView:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.news = 0
-        self._ledger = FollowedLedger(run_dir / "ledger.db")
+        self._ledger = FollowedLedger(run_dir / LEDGER)
         self._inode = 0
         self._index = Index()
         self._metrics_time = 0
@@ -80,7 +81,7 @@ class RunView:
 
     def catch_up(self) -> None:
         """Reads everything that is new."""
-        path = self.run_dir / METRICS_FILE
+        path = self.run_dir / METRICS
         written = path.stat().st_mtime_ns if path.is_file() else 0
         if written != self._metrics_time:
             self._metrics_time = written

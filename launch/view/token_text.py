@@ -6,6 +6,8 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from conf.compose.run_folder import MODEL_DESCRIPTION, PROMPTS
+
 UNFINISHED = "\ufffd"  # what a part of a character is decoded to
 LONGEST_CHARACTER = 8  # tokens; what is longer has bytes that are no character
 
@@ -49,6 +51,6 @@ class TokenNumbers:
 
 
 def token_text(run_dir: Path) -> TokenText:
-    found = [*sorted((run_dir / "prompts").glob("*.tokenizer.json")), run_dir / "model_description" / "tokenizer.json"]
+    found = [*sorted((run_dir / PROMPTS).glob("*.tokenizer.json")), run_dir / MODEL_DESCRIPTION / "tokenizer.json"]
     path = next((path for path in found if path.is_file()), None)
     return TokenizerText(path) if path else TokenNumbers()

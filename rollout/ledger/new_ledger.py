@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conf.compose.load import read_run
+from conf.compose.run_folder import CHECKPOINTS, LEDGER
 from conf.schema import ConfigError
 from rollout import checkpoint_files
 from rollout.ledger.changes import DropKind, Durable, Totals
@@ -64,7 +65,7 @@ def totals_at(version: int, account: Mapping[str, Any], rules: Rules) -> tuple[T
 def newest_checkpoint(run: Path) -> tuple[int, Mapping[str, Any]]:
     """The version of the newest undamaged checkpoint, and its account of the ledger. Raises NewLedgerError."""
     faults = []
-    for version, checkpoint in reversed(checkpoint_files.complete(run / "checkpoints")):
+    for version, checkpoint in reversed(checkpoint_files.complete(run / CHECKPOINTS)):
         try:
             if (fault := checkpoint_files.damage(checkpoint)) is None:
                 return version, _account(checkpoint / "kestrel.json")
@@ -85,7 +86,7 @@ def _account(record: Path) -> Mapping[str, Any]:
 def renew(run: Path, rules: Rules) -> str:
     """Replaces the old ledger by a new one. Returns what was lost, as text. Raises NewLedgerError, JournalError."""
     version, account = newest_checkpoint(run)
-    path = run / "ledger.db"
+    path = run / LEDGER
     if path.exists():
         _check_useless(path, rules, version, account)
     kept = _put_aside(path)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from conf.compose.run_folder import LEDGER
 from conf.schema import RunConfig
 from rollout.ledger.changes import Change, Taken
 from rollout.ledger.journal import Journal, JournalError
@@ -39,7 +40,7 @@ def batches(run_dir: Path, config: RunConfig, wanted: Sequence[int]) -> list[Bat
 
 
 def _open(run_dir: Path, config: RunConfig) -> Journal:
-    path = run_dir / "ledger.db"
+    path = run_dir / LEDGER
     if not path.is_file():
         raise NoSuchBatch(f"{path} does not exist: this run has recorded no batch")
     try:

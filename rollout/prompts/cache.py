@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.compose.run_folder import PROMPTS
 from conf.schema import RunConfig
 from rollout.ledger.records import Prompt
 from rollout.ledger.wire import WireError, pack, unpack
@@ -34,7 +35,7 @@ class RunPrompts:
 
 def run_prompts(config: RunConfig, run_dir: Path, read: Read, files: Sequence[Path]) -> RunPrompts:
     """The prompts of a run, read from its folder, or rendered and stored there. Raises ProblemError."""
-    path = run_dir / "prompts" / f"{_key(config, files)}.msgpack"
+    path = run_dir / PROMPTS / f"{_key(config, files)}.msgpack"
     kept = _read(path)
     if kept is not None:
         count = sum(map(len, kept.train))

@@ -21,6 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from conf.compose.load import read_run
+from conf.compose.run_folder import LEDGER
 from conf.schema import ConfigError, RunConfig
 from conf.user_code import load
 from reward.readers.run_problems import files_of, run_problems
@@ -186,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
         rules = Rules.of(config)
         with (
             closing(Door(options.bind, RunKeys.load(options.run))) as door,
-            closing(Journal(options.run / "ledger.db", rules)) as journal,
+            closing(Journal(options.run / LEDGER, rules)) as journal,
         ):
             server = open_server(config, options.run, journal, rules)
             gc.freeze()  # what was replayed stays; a full collection would look at all of it

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import zmq
 
+from conf.compose.run_folder import KEYS
+
 
 class KeysError(RuntimeError):
     """Keys that are missing, incomplete, or readable by others."""
@@ -31,7 +33,7 @@ class RunKeys:
     @classmethod
     def create(cls, run_dir: str | Path) -> "RunKeys":
         """The keys of this run, made if the run has none yet."""
-        folder = Path(run_dir) / "keys"
+        folder = Path(run_dir) / KEYS
         if folder.exists():
             return cls.load(run_dir)
         server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
@@ -59,7 +61,7 @@ class RunKeys:
 
     @classmethod
     def load(cls, run_dir: str | Path) -> "RunKeys":
-        folder = Path(run_dir) / "keys"
+        folder = Path(run_dir) / KEYS
         if not folder.is_dir():
             raise KeysError(f"{folder} does not exist: the launcher makes a run's keys, or `RunKeys.create(run_dir)` does")
         if others := stat.S_IMODE(folder.stat().st_mode) & 0o077:

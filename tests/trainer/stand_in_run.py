@@ -28,8 +28,9 @@ from aiohttp import web
 from conf.compose.check import check
 from conf.compose.load import write_run
 from conf.compose.model_description import keep_description
+from conf.compose.run_folder import METRICS
 from conf.schema import RunConfig
-from launch.report.metrics_file import METRICS_FILE, Metrics, MetricsFile
+from launch.report.metrics_file import Metrics, MetricsFile
 from rollout.engine_client import EngineClient
 from rollout.ledger.records import I32, Answered, Finish, Position, Segment, SegmentWork, Verdict
 from rollout.queue.client import AsyncQueueClient, QueueClient
@@ -109,7 +110,7 @@ class Run:
         return f"tcp://127.0.0.1:{self.first_port}"
 
     def metrics(self) -> list[Metrics]:
-        return MetricsFile(self.path / METRICS_FILE, from_start=True).new_lines()
+        return MetricsFile(self.path / METRICS, from_start=True).new_lines()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The last ones, from hf/."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose.run_folder import TRAINER_FAILURE
 from tests.trainer import ranks
 
 
@@ -43,7 +44,7 @@ def fail_together(run_dir: str, failing_rank: int, error: Exception) -> str:
 
     from conf.shapes import Layout
     from trainer import process_groups
-    from trainer.ranks import FIRST_FAILURE, FirstFailure
+    from trainer.ranks import FirstFailure
 
     mesh = process_groups.initialize(Layout(), seed=0, timeout_s=30)
     with suppress(RuntimeError, ValueError), FirstFailure(Path(run_dir), expected=(ValueError,)):
@@ -52,7 +53,7 @@ def fail_together(run_dir: str, failing_rank: int, error: Exception) -> str:
             raise error
         dist.barrier()
     process_groups.shutdown()
-    return (Path(run_dir) / FIRST_FAILURE).read_text()
+    return (Path(run_dir) / TRAINER_FAILURE).read_text()
 
 
 @pytest.mark.parametrize("failing_rank", [0, 2])

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from conf.compose.run_folder import METRICS, TENSORBOARD
 from conf.schema import RunConfig
 
 log = logging.getLogger("trainer")
@@ -34,8 +35,8 @@ class Loggers:
         """version: the version that the run starts at. What an interrupted run wrote beyond it is removed, as those steps are
         done again."""
         makers: dict[str, Callable[[], Logger]] = {
-            "metrics.jsonl": lambda: JsonLines(run_dir / "metrics.jsonl", version),
-            "TensorBoard": lambda: TensorBoard(run_dir / "tensorboard", version),
+            "metrics.jsonl": lambda: JsonLines(run_dir / METRICS, version),
+            "TensorBoard": lambda: TensorBoard(run_dir / TENSORBOARD, version),
         }
         if config.trainer.wandb_project:
             makers["Weights & Biases"] = lambda: WeightsAndBiases(run_dir, config)

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.compose.fit import fit
-from conf.compose.load import CONFIG_FILE, composed, read_resumed, read_run, to_run_config, write_run
+from conf.compose.load import composed, read_resumed, read_run, to_run_config, write_run
 from conf.compose.model_description import description_of, keep_description
+from conf.compose.run_folder import CONFIG
 from conf.schema import AlgoConfig, ConfigError, RunConfig
 from conf.shapes import check_layout, layout_of, read_shape
 from rollout.ledger.records import Trajectory
@@ -43,7 +44,7 @@ def begin(words: Sequence[str]) -> Path:
         named = any(word.startswith("name=") for word in words)
         config = to_run_config(composed(words if named else [*words, f"name=sft-{time.strftime('%Y%m%d-%H%M%S')}"]))
     run_dir = Path(config.output) / config.name
-    if not resumed and (run_dir / CONFIG_FILE).exists():
+    if not resumed and (run_dir / CONFIG).exists():
         raise ConfigError(f"{run_dir} holds a run already: choose another name=…, or go on with resume={run_dir}")
     if config.data.heldout_fraction:
         raise ConfigError("data.heldout_fraction: fine-tuning takes held-out examples from a file: name it in data.heldout")

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from conf.compose.model_description import description_of
+from conf.compose.run_folder import CHECKPOINTS, HF
 from conf.schema import RunConfig
 from conf.shapes import layout_of
 from rollout.ledger.records import Trajectory
@@ -50,7 +51,7 @@ class Finetuning:
         self.mesh = process_groups.initialize(layout_of(trainer), seed=trainer.seed, timeout_s=trainer.collective_s)
         self.control = Control(timeout_s=trainer.collective_s)
         self.policy = load_policy(config, self.mesh)
-        self.checkpoints = Checkpoints(run_dir / "checkpoints", self.policy.training_state, keep=trainer.checkpoints_kept)
+        self.checkpoints = Checkpoints(run_dir / CHECKPOINTS, self.policy.training_state, keep=trainer.checkpoints_kept)
         loaded = load_newest(self.checkpoints.folder, self.policy.training_state, self.control)
         self.step = loaded.version if loaded else 0
         self.loggers = Loggers(run_dir, config, version=self.step) if self.control.is_leader else None
@@ -74,7 +75,7 @@ class Finetuning:
         self.settle(self.checkpoints.wait(timeout_s=trainer.collective_s))
         if trainer.save_hf:
             description = description_of(self.config, self.run_dir)
-            hf_weights.save(self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / "hf", description=description)
+            hf_weights.save(self.policy.chunks, self.policy.shape, self.mesh, self.run_dir / HF, description=description)
         if self.loggers is not None:
             self.loggers.close()
         process_groups.shutdown()

@@ -2,7 +2,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from launch.processes.logs import TRAINER_FAILURE, last_lines, open_log, read_exit
+from conf.compose.run_folder import TRAINER_FAILURE
+from launch.processes.logs import last_lines, open_log, read_exit
 
 
 def start(log: Path, *command: str) -> None:
@@ -52,9 +53,3 @@ def test_failure_of_the_trainer_is_not_shown_for_other_processes(tmp_path: Path)
     (tmp_path / TRAINER_FAILURE).write_text("rank 0 on n1: boom\n")
     open_log(tmp_path / "logs/judge-0.log", ["judge"]).close()
     assert "boom" not in read_exit("judge-0", 1, tmp_path / "logs/judge-0.log").log_tail
-
-
-def test_trainer_and_launcher_use_the_same_file() -> None:
-    from trainer.ranks import FIRST_FAILURE
-
-    assert FIRST_FAILURE == TRAINER_FAILURE

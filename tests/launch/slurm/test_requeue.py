@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose.run_folder import CHECKPOINTS
 from conf.schema import RunConfig
 from launch import run
 from launch.processes.lifecycle import RunEnd, RunOutcome
@@ -21,7 +22,7 @@ def requeued(monkeypatch: pytest.MonkeyPatch) -> list[SlurmJob]:
 
 def settle(run_dir: Path, outcome: RunOutcome, *, began_at: int, newest: int) -> None:
     if newest:
-        (run_dir / run.CHECKPOINTS / f"version-{newest}").mkdir(parents=True)
+        (run_dir / CHECKPOINTS / f"version-{newest}").mkdir(parents=True)
     run._conclude(RunEnd(outcome=outcome), RunConfig(), run_dir, JOB, lambda text: None, began_at=began_at)
 
 

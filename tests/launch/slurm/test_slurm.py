@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from conf.compose.run_folder import METRICS
 from launch.placement.node_facts import port_is_free
-from launch.report.metrics_file import METRICS_FILE, MetricsFile
+from launch.report.metrics_file import MetricsFile
 from launch.slurm.step import nodes_command
 from tests.launch.slurm.slurm_cluster import SlurmCluster, until
 from tests.launch.slurm.slurm_stand_ins import HOLD, PROJECT, environment, write_stand_ins
@@ -42,7 +43,7 @@ class Run:
         return path.read_text().splitlines() if path.exists() else []
 
     def steps(self) -> list[int]:
-        return [line["step"] for line in MetricsFile(self.dir / METRICS_FILE, from_start=True).new_lines()]
+        return [line["step"] for line in MetricsFile(self.dir / METRICS, from_start=True).new_lines()]
 
     def said(self) -> str:
         path = self.folder / f"kestrel-{self.job}.log"
