@@ -65,6 +65,7 @@ def defaults_of(config: RunConfig) -> Defaults:
         credit=reward.credit,
         truncated_reward=reward.truncated_reward,
         max_completion_tokens=config.rollout.max_completion_tokens,
+        penalises_overlong=config.algo.overlong_buffer_fraction > 0,
         judge_model=bool(reward.judge_model),
         functions=frozenset(one.name for one in named(config) if one.role == "judge"),
         reasoning=tags,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from conf.schema import RunConfig
+from conf.shapes import layout_of
 from launch.simulate.scenario import EngineGroup, Scenario
 from launch.simulate.speeds import TrainerSpeeds
 
@@ -48,7 +49,7 @@ def _ledger_knobs(scenario: Scenario) -> Iterator[Knob]:
 def _hardware_knobs(scenario: Scenario, config: RunConfig) -> Iterator[Knob]:
     """Another split of the GPUs, and more hardware."""
     fleet, dp = scenario.engine_groups[0], config.trainer.dp
-    gpus_per_replica = config.trainer.tp * config.trainer.pp * config.trainer.cp
+    gpus_per_replica = layout_of(config.trainer).ranks_per_replica
 
     def with_both(new_dp: int, engines: int) -> Scenario:
         trainer = _faster(scenario.trainer, new_dp / dp)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import layout_of
 from launch.placement.ports import ENGINE_PORTS, Ports
 from rollout.guard import guarded
 from rollout.servers import Server, servers
@@ -154,8 +155,7 @@ def _shares(config: RunConfig, nodes: Sequence[Node]) -> list[_Share]:
 
 
 def trainer_ranks(config: RunConfig) -> int:
-    trainer = config.trainer
-    return trainer.tp * trainer.pp * trainer.cp * trainer.dp
+    return layout_of(config.trainer).ranks_per_replica * config.trainer.dp
 
 
 def _divide(config: RunConfig, nodes: int, per_node: int) -> list[_Share] | None:

@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from conf.schema import ConfigError, RunConfig
+from conf.shapes import layout_of
 from launch.simulate.options import Options, scenario_of
 from launch.simulate.scenario import Failures, PushMode, Scenario
 from launch.simulate.simulation import Result, simulate
@@ -52,7 +53,7 @@ def systems(config: RunConfig) -> list[Variant]:
         **one_call,
         "rollout.max_staleness": 0,
         "rollout.engines": max(1, gpus // config.rollout.engine_tp),
-        "trainer.dp": max(1, gpus // (trainer.tp * trainer.pp * trainer.cp)),
+        "trainer.dp": max(1, gpus // (layout_of(trainer).ranks_per_replica)),
     }
     return [
         Variant(name="synchronous, in turns on all GPUs", settings=in_turns, options={"push": PushMode.BATCH}, colocated=True),
@@ -71,7 +72,7 @@ def systems(config: RunConfig) -> list[Variant]:
 
 def variants(config: RunConfig) -> list[Variant]:
     rollout, trainer, groups = config.rollout, config.trainer, config.algo.groups_per_step
-    engine_gpus, replica = rollout.engines * rollout.engine_tp, trainer.tp * trainer.pp * trainer.cp
+    engine_gpus, replica = rollout.engines * rollout.engine_tp, layout_of(trainer).ranks_per_replica
     made = [Variant(name=f"max_staleness={s}", settings={"rollout.max_staleness": s}, options={}) for s in (1, 2, 3, 4)]
     for window, staleness in ((0, -1), (groups, -1), (0, 0), (groups // 8, 0), (groups, 0), (2 * groups, 0)):
         settings = {"rollout.window": window, "rollout.max_staleness": rollout.max_staleness + staleness}

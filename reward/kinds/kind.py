@@ -32,6 +32,7 @@ class Defaults:
     credit: str = "all"
     truncated_reward: float = 0.0
     max_completion_tokens: int = 0  # 0: unknown
+    penalises_overlong: bool = False  # whether algo.overlong_buffer_fraction lowers the rewards of the run already
     judge_model: bool = False  # whether the run serves one
     functions: frozenset[str] | None = None  # those that a task may name; None: any
     reasoning: tuple[Tags, ...] = KNOWN  # the tags around reasoning, which is no part of an answer

@@ -53,6 +53,11 @@ def test_length_falls_linearly_from_the_target_to_both_limits(tokens: int) -> No
     assert verdict({"kind": "length", "target": 300, "most": 600}, tokens=min(tokens, 300)).reward == 1.0
 
 
+def test_overlong_completions_are_not_punished_twice() -> None:
+    with pytest.raises(TaskError, match=r"algo.overlong_buffer_fraction lowers the reward of long completions already"):
+        read_reward({"kind": "overlong", "cap": 100, "buffer": 10}, defaults=Defaults(penalises_overlong=True))
+
+
 @given(TOKENS)
 def test_overlong_is_the_soft_punishment_of_dapo(tokens: int) -> None:
     reward = verdict({"kind": "overlong", "cap": 20480, "buffer": 4096}, tokens=tokens).reward
