@@ -30,8 +30,8 @@ def read_overlong_task(data: Mapping[str, Any], defaults: Defaults) -> OverlongT
     refuse_unknown(data, "buffer", "cap")
     if defaults.penalises_overlong:
         raise TaskError(
-            "task.kind=overlong: algo.overlong_buffer_fraction lowers the reward of long completions already: set it to 0, or leave "
-            "this part out"
+            "task.kind=overlong: algo.overlong_buffer_fraction lowers the reward of long completions already: "
+            "set it to 0, or leave this part out"
         )
     cap = read_count(data.get("cap", defaults.max_completion_tokens), "cap")
     buffer = read_count(data.get("buffer"), "buffer")
