@@ -104,7 +104,7 @@ def ours(name: str) -> Iterator[tuple[Callable[[Job], bool], Callable[[], float]
     from reward.kinds.asserts import AssertsTask
     from reward.sandbox.sandbox import Sandbox
     from reward.task import parse_task
-    from tests.reward.grading import grade
+    from tests.reward.graded import grade
 
     tasks: dict[str, Any] = {}
 

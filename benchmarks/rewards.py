@@ -47,10 +47,10 @@ def completion(answer: str) -> str:
 @contextmanager
 def ours(task: Callable[[str], dict[str, Any]]) -> Iterator[Grader]:
     from reward.grade import grade
+    from reward.grading.resources import Lent, Sandboxes, Slots
+    from reward.grading.services import Services
     from reward.kinds.functions.pool import FunctionPool
     from reward.kinds.kind import Answer
-    from reward.resources import Lent, Sandboxes, Slots
-    from reward.services import Services
     from reward.task import read_reward
 
     sandboxes, functions, services = Sandboxes(1), FunctionPool(ROOT, 1, 1024), Services()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reward.jail.limits import SandboxError
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 from tests.reward.programs import CHEATS_CALLS, HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 SUM = parse_task({"kind": "stdio", "tests": [{"input": "3 4\n", "output": "7\n"}], "cpu_limit_s": 4})

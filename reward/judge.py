@@ -3,7 +3,7 @@
 It has four kinds of thread, each with its own client, and two queues between them:
 
     leaser     takes as many leases as slots are free            ──> work
-    slot x N   work ──> grades, with what `resources.py` lends   ──> outcomes
+    slot x N   work ──> grades, with what `grading/resources.py` lends   ──> outcomes
     reporter   outcomes ──> sends all that are there to the queue server, and retries until it answers
     main       sends heartbeats (what is held), and hears what is cancelled and whether the run is closing
 
@@ -22,15 +22,15 @@ from functools import partial
 from typing import Protocol
 
 from reward.grade import Reward, grade, printable, step
+from reward.grading.figures import Figures
+from reward.grading.resources import Lent, Sandboxes, Slots
+from reward.grading.services import Services
 from reward.jail.limits import Cancelled, HostExhausted, SandboxError, SandboxUnavailable
-from reward.judge_stats import Figures
 from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Episode, EpisodeLost
 from reward.kinds.turns import MOST_RESTARTS, NoRoom, Turns
-from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
-from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import Answered, GradingWork, Heard, Observation, Position, Verdict
 from rollout.queue.client import QueueTimeout, Refused

@@ -28,8 +28,8 @@ from rich.table import Table
 
 from reward.check.grade_all import Attempt, GradedCompletion, as_answer, grade_all
 from reward.grade import printable
+from reward.grading.figures import Figures
 from reward.jail.limits import SandboxUnavailable
-from reward.judge_stats import Figures
 from reward.kinds.kind import Answer
 from reward.readers.draft import Options
 from reward.readers.reading import Gradable, Reading

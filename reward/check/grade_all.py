@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reward.grade import Reward, grade
+from reward.grading.figures import Figures
+from reward.grading.resources import Lent, Sandboxes, Slots
+from reward.grading.services import Services
 from reward.jail.limits import SandboxError, SandboxUnavailable
-from reward.judge_stats import Figures
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, TaskError
-from reward.resources import Lent, Sandboxes, Slots
 from reward.sandbox.host import Settings
-from reward.services import Services
 from rollout.ledger.records import Verdict
 
 FUNCTION_MEMORY_MB = 4096

@@ -7,7 +7,7 @@ import pytest
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
 from rollout.ledger.records import Verdict
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO
 
 SUM = parse_task({"kind": "stdio", "tests": [{"input": f"{a} {a}\n", "output": f"{a + a}\n"} for a in (3, 50)], "cpu_limit_s": 4})

@@ -10,7 +10,7 @@ from reward.readers.files import rows_of_file
 from reward.readers.humaneval import installed_humaneval, read_humaneval
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

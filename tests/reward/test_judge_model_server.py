@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import reward.services
+import reward.grading.services
 from reward.grade import grade
+from reward.grading.services import Services
 from reward.kinds.endpoint import OwnServer
 from reward.kinds.kind import Answer, Defaults
-from reward.services import Services
 from reward.task import read_reward
 from rollout.ledger.records import Verdict
 from rollout.servers import JUDGE_MODEL, address_file
-from tests.reward.grading import OnlyServices
+from tests.reward.graded import OnlyServices
 from tests.rollout.fake_engine import OPINION
 from tests.rollout.stage import LEAVING_S, WORKER, Stage, listener, wait_until
 from trainer.prepare.warm_start import Demonstration, make_model, save, train_tokenizer
@@ -46,7 +46,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(reward.services, "LONGEST_PAUSE_S", 0.5)
+    monkeypatch.setattr(reward.grading.services, "LONGEST_PAUSE_S", 0.5)
     run = Run(tmp_path)
     try:
         yield run

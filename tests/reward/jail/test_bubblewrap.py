@@ -12,7 +12,7 @@ from reward.jail.limits import SandboxUnavailable
 from reward.sandbox.host import Settings, find_bubblewrap
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 from tests.reward.programs import HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, parse_task
 from rollout.ledger.records import Verdict
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 VECTOR = """
 class Vector:

@@ -9,7 +9,7 @@ from reward.kinds.asserts import AssertsTask
 from reward.kinds.claims import NotAClaim, read_claims
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 
 def task(*tests: str, **fields: Any) -> AssertsTask:

@@ -24,7 +24,7 @@ from reward.sandbox.host import PRELOAD, Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
 from rollout.ledger.records import Verdict
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TOO_LONG = ("is_prime",)  # it has examples that take a minute

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from reward.grade import NO_MORE_TURNS, grade, step
+from reward.grading.resources import Lent, Sandboxes, Slots
+from reward.grading.services import Services
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Episode, EpisodeLost, Reply
 from reward.kinds.turns import NoRoom, Turns
-from reward.resources import Lent, Sandboxes, Slots
-from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import I32, Finish, GradingWork, Position, Verdict
 from rollout.prompts.problems import problem_of

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.grade import grade
+from reward.grading.services import Services
 from reward.kinds.endpoint import ContractError
 from reward.kinds.http import read_score
 from reward.kinds.kind import Answer
-from reward.services import Services
 from reward.task import TaskError, read_reward
 from rollout.ledger.records import Finish, Verdict
 from tests.ports import free_port
-from tests.reward.grading import OnlyServices
+from tests.reward.graded import OnlyServices
 from tests.reward.http_server import scores, serving
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "score_server.py"

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from reward.grade import grade
+from reward.grading.services import TRIES, Services
 from reward.kinds.judge_model import JudgeModelTask
 from reward.kinds.kind import Answer, Defaults
-from reward.services import TRIES, Services
 from reward.task import TaskError, read_reward
 from rollout.ledger.records import Finish, Verdict
-from tests.reward.grading import OnlyServices
+from tests.reward.graded import OnlyServices
 from tests.reward.http_server import Reply, serving
 
 TASK = {"kind": "judge", "model": "m", "template": "Q: {prompt} ({metadata.level})\nA: {answer}", "scale": [1, 10]}

@@ -13,7 +13,7 @@ from reward.jail.math_equality import PACKAGES
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, TaskError, parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 RIGHT = "def f(x):\n    if x < 0:\n        raise ValueError('below 0')\n    print(f'got {x}')\n    return x + 1\n"
 WRONG = "def f(x):\n    return None\n"

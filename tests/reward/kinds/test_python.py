@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from reward.grade import grade
+from reward.grading.resources import Lent, Sandboxes, Slots
+from reward.grading.services import Services
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer
-from reward.resources import Lent, Sandboxes, Slots
-from reward.services import Services
 from reward.task import Defaults, TaskError, read_reward
 from rollout.ledger.records import Finish, Verdict
 

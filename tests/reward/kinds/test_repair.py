@@ -10,7 +10,7 @@ from reward.kinds.kind import Answer, Episode, Reply
 from reward.sandbox.sandbox import Sandbox
 from reward.task import TaskError, read_reward
 from rollout.ledger.records import Finish, Verdict
-from tests.reward.grading import OneSandbox
+from tests.reward.graded import OneSandbox
 
 TASK: dict[str, Any] = {
     "kind": "repair",

@@ -4,7 +4,7 @@ import pytest
 
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 
 
 def passes(sandbox: Sandbox, tests: str, code: str, entry_point: str = "f", **limits: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from reward.sandbox.sandbox import Sandbox
 from reward.task import Task, parse_task
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 from tests.reward.programs import CHEATS_CALLS, CHEATS_STDIO, HONEST_CALLS, HONEST_STDIO, HOSTILE
 
 BUSY_LOOPS = 8

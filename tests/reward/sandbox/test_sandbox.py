@@ -15,7 +15,7 @@ from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
 from reward.task import parse_task
 from rollout.ledger.records import Verdict
-from tests.reward.grading import grade
+from tests.reward.graded import grade
 from tests.reward.programs import HOSTILE, SLEEPERS
 
 BREACH = parse_task({"kind": "stdio", "tests": [{"input": "x", "output": "BREACH"}], "cpu_limit_s": 0.5, "memory_limit_mb": 512})

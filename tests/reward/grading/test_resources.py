@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from reward.grading.resources import Sandboxes, Slots
 from reward.jail.limits import Cancelled
-from reward.resources import Sandboxes, Slots
 
 
 def test_a_slot_that_waits_leaves_its_place_to_another_up_to_a_bound() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-import reward.services
+import reward.grading.services
+from reward.grading.services import TRIES, Services
 from reward.jail.limits import Cancelled
 from reward.kinds.endpoint import ContractError, Endpoint
-from reward.services import TRIES, Services
 from tests.ports import free_port
 from tests.reward.http_server import scores, serving
 
 
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    monkeypatch.setattr(reward.services, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(reward.services, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(reward.grading.services, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(reward.grading.services, "LONGEST_PAUSE_S", 0.2)
     found = Services()
     yield found
     found.close()

@@ -8,11 +8,11 @@ from typing import Any
 
 from reward.grade import Part, Reward
 from reward.grade import grade as grade_reward
+from reward.grading.services import Services
 from reward.kinds.endpoint import Endpoint
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Task
 from reward.sandbox.sandbox import Sandbox
-from reward.services import Services
 from rollout.ledger.records import I32, Verdict
 
 

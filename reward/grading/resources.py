@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from reward.grading.services import Services
 from reward.jail.limits import Cancelled
 from reward.kinds.endpoint import Endpoint
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.turns import Turns
 from reward.sandbox.host import Settings
 from reward.sandbox.sandbox import Sandbox
-from reward.services import Services
 from rollout.ledger.records import I32
 
 ASK_S = 0.2  # a slot that waits for a sandbox checks this often whether it is still wanted
