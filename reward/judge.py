@@ -3,7 +3,7 @@
 It has four kinds of thread, each with its own client, and two queues between them:
 
     leaser     takes as many leases as slots are free            ──> work
-    slot x N   work ──> grades, with what `grading/resources.py` lends   ──> outcomes
+    slot x N   work ──> grades (`grading/grader.py`)             ──> outcomes
     reporter   outcomes ──> sends all that are there to the queue server, and retries until it answers
     main       sends heartbeats (what is held), and hears what is cancelled and whether the run is closing
 
@@ -17,22 +17,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from reward.grade import Reward, grade, printable, step
 from reward.grading.figures import Figures
-from reward.grading.resources import Lent, Sandboxes, Slots
+from reward.grading.grader import Grader, Outcome
+from reward.grading.resources import Sandboxes, Slots
 from reward.grading.services import Services
-from reward.jail.limits import Cancelled, HostExhausted, SandboxError, SandboxUnavailable
 from reward.kinds.endpoint import OwnServer
 from reward.kinds.functions.pool import FunctionPool
-from reward.kinds.kind import Answer, Episode, EpisodeLost
-from reward.kinds.turns import MOST_RESTARTS, NoRoom, Turns
+from reward.kinds.turns import Turns
 from reward.sandbox.host import Settings
-from reward.task import Defaults, TaskError, read_reward
-from rollout.ledger.records import Answered, GradingWork, Heard, Observation, Position, Verdict
+from reward.task import Defaults
+from rollout.ledger.records import Answered, GradingWork, Heard, Position
 from rollout.queue.client import QueueTimeout, Refused
 
 log = logging.getLogger("reward")
@@ -42,8 +39,6 @@ LEASE_WAIT_S = 2.0
 BEAT_S = 0.2  # the main thread checks its flags this often
 FIGURES_S = 60.0
 TOLD_AT_ONCE = 64  # at most this many verdicts in one message
-EXHAUSTED_PAUSE_S = 2.0  # before a judge tries again to start a job on a host that had no room for one
-SANDBOX_TRIES = 3  # a completion that loses this many sandboxes scores 0, because it may be what breaks them
 MOST_WAITING = 64  # at most this many slots wait for something outside while others take their places
 
 
@@ -65,15 +60,6 @@ class QueueLike(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of one lease: an answer, or why its task cannot be graded, or neither if it was cancelled."""
-
-    work: GradingWork
-    answered: Answered | None = None
-    refused: str = ""
-
-
 class Judge:
     """Grades until the run closes or `close` is called."""
 
@@ -93,17 +79,22 @@ class Judge:
     ) -> None:
         self.holder = holder
         self.figures = Figures()
-        self._defaults = defaults
         self._slots = Slots(slots, MOST_WAITING)
-        self._functions = functions
-        self._turns = turns
-        self._sandboxes = Sandboxes(slots, Settings(packages=tuple(packages)))
-        self._services = Services(judge_model)
+        self._grader = Grader(
+            defaults=defaults,
+            sandboxes=Sandboxes(slots, Settings(packages=tuple(packages))),
+            functions=functions,
+            services=Services(judge_model),
+            slots=self._slots,
+            turns=turns,
+            figures=self.figures,
+            patience_s=stall_s,
+        )
         self._connect = connect
         self._lease_s = lease_s
         self._stall_s = stall_s
-        self._graders: list[threading.Thread] = []  # one per completion that is graded at once
-        self._idle = threading.Semaphore(0)  # graders that wait for work
+        self._slot_threads: list[threading.Thread] = []  # one per completion that is graded at the same time
+        self._idle = threading.Semaphore(0)  # slots that wait for work
         self._work: queue.SimpleQueue[GradingWork | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._held: dict[Position, threading.Event] = {}  # the event is set when the result is no longer wanted
@@ -128,13 +119,12 @@ class Judge:
             for event in list(self._held.values()):
                 event.set()
             leaser.join(timeout=DRAIN_S)
-            for _ in self._graders:
+            for _ in self._slot_threads:
                 self._work.put(None)
-            for thread in self._graders:
+            for thread in self._slot_threads:
                 thread.join(timeout=DRAIN_S)
-            self._sandboxes.close()
-            self._services.close()
-            self._functions.close()
+            for lent in (self._grader.sandboxes, self._grader.services, self._grader.functions):
+                lent.close()
             self._outcomes.put(None)
             reporter.join(timeout=DRAIN_S)
             log.info("%s ends: %s", self.holder, self.figures.line())
@@ -213,100 +203,16 @@ class Judge:
 
     def _start(self, work: GradingWork) -> None:
         if not self._idle.acquire(blocking=False):
-            self._graders.append(self._thread(f"slot-{len(self._graders)}", self._grade_all))
+            self._slot_threads.append(self._thread(f"slot-{len(self._slot_threads)}", self._run_slot))
         self._work.put(work)
 
-    def _grade_all(self) -> None:
+    def _run_slot(self) -> None:
         while (work := self._work.get()) is not None:
-            self._outcomes.put(self._judge(work))
+            with self._lock:
+                unwanted = self._held[work.position]
+            self._outcomes.put(self._grader.outcome(work, unwanted))
             self._slots.give_back()
             self._idle.release()
-
-    def _judge(self, work: GradingWork) -> Outcome:
-        try:
-            return self._grade_by(read_reward(work.task, defaults=self._defaults), work)
-        except TaskError as error:
-            return Outcome(work=work, refused=printable(f"{work.prompt_id}: {error}"))
-        except (SandboxUnavailable, HostExhausted):
-            raise
-        except Exception as error:  # a fault of the reader costs one group, never the judge
-            log.exception("%s: the task cannot be read", printable(work.prompt_id))
-            return Outcome(work=work, refused=printable(f"{work.prompt_id}: {type(error).__name__}: {error}"))
-
-    def _grade_by(self, reward: Reward, work: GradingWork) -> Outcome:
-        began_s = time.monotonic()
-        try:
-            found = self._step(work, reward)
-            if isinstance(found, Verdict):
-                self.figures.add(found)
-                return Outcome(work=work, answered=Answered(work.position, verdict=found))
-            self.figures.add_observation()
-            return Outcome(work=work, answered=Answered(work.position, observation=found))
-        except EpisodeLost as error:
-            if work.position.attempt < MOST_RESTARTS:
-                log.warning("%s, completion %s begins again: %s", printable(work.prompt_id), work.position, printable(str(error)))
-                self.figures.add_restart()
-                return Outcome(work=work, answered=Answered(work.position))
-            verdict = reward.ungraded(f"its environment was lost {MOST_RESTARTS + 1} times", wall_s=time.monotonic() - began_s)
-            return Outcome(work=work, answered=Answered(work.position, verdict=verdict))
-        except Cancelled:
-            self.figures.add_cancelled()
-            return Outcome(work=work)
-        except (TaskError, SandboxUnavailable, HostExhausted):
-            raise
-        except Exception as error:  # a fault of the grader costs one verdict, never the judge
-            log.exception("%s, completion %s: the grader failed", printable(work.prompt_id), work.position)
-            self.figures.add_failed()
-            reason = f"the grader failed: {type(error).__name__}: {error}"
-            verdict = reward.ungraded(reason, wall_s=time.monotonic() - began_s)
-            return Outcome(work=work, answered=Answered(work.position, verdict=verdict))
-
-    def _step(self, work: GradingWork, reward: Reward) -> Verdict | Observation:
-        """The answer to a turn. Raises EpisodeLost, Cancelled, TaskError and SandboxUnavailable."""
-        with self._lock:
-            unwanted = self._held[work.position]
-        lent = Lent(
-            sandboxes=self._sandboxes,
-            functions=self._functions,
-            services=self._services,
-            slots=self._slots,
-            turns=self._turns,
-            cancelled=unwanted.is_set,
-        )
-        began_s = time.monotonic()
-        lost = 0
-        while lost < SANDBOX_TRIES:
-            try:
-                found = self._answer(work, reward, lent)
-            except SandboxUnavailable:
-                raise
-            except HostExhausted as error:
-                if time.monotonic() - began_s > self._stall_s:
-                    raise
-                log.warning("%s, completion %s waits: %s", printable(work.prompt_id), work.position, error)
-                if unwanted.wait(EXHAUSTED_PAUSE_S):
-                    raise Cancelled from error
-                continue
-            except SandboxError as error:
-                lost += 1
-                log.warning("%s, completion %s: try %d: %s", printable(work.prompt_id), work.position, lost, error)
-                self.figures.add_lost_sandbox()
-                continue
-            return found
-        return reward.ungraded(f"{SANDBOX_TRIES} sandboxes were lost while it ran", wall_s=time.monotonic() - began_s)
-
-    def _answer(self, work: GradingWork, reward: Reward, lent: Lent) -> Verdict | Observation:
-        began_s, episode = time.monotonic(), self._turns.episode(work)
-        answer = answer_of(work, episode)
-        if episode.last:
-            return grade(reward, answer, lent)
-        found = step(reward, answer, lent)
-        if isinstance(found, Verdict):
-            return found
-        try:
-            return self._turns.observation(work, found, time.monotonic() - began_s)
-        except NoRoom as error:
-            return reward.cut_short(str(error), wall_s=time.monotonic() - began_s)
 
     # The reporter
 
@@ -368,15 +274,3 @@ class Judge:
             with self._lock:
                 self._failure = self._failure or error
             self._closing.set()
-
-
-def answer_of(work: GradingWork, episode: Episode) -> Answer:
-    return Answer(
-        completion=work.turns[-1],
-        prefill=episode.prefill if episode.turns else work.prefill,
-        prompt=work.prompt,
-        metadata=work.metadata,
-        finish=work.finish,
-        tokens=work.tokens,
-        episode=episode,
-    )

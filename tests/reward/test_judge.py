@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward.grade import Reward, grade, printable
+from reward.grading.grader import SANDBOX_TRIES
 from reward.jail.limits import HostExhausted
-from reward.judge import SANDBOX_TRIES, Judge, JudgeError
+from reward.judge import Judge, JudgeError
 from reward.kinds.functions.pool import FunctionPool
 from reward.kinds.kind import Answer, Resources
 from reward.kinds.turns import Turns
@@ -264,7 +265,7 @@ def test_a_fault_of_the_grader_costs_one_verdict_and_never_the_judge(error: Exce
             raise error
         return grade(reward, answer, resources)
 
-    monkeypatch.setattr("reward.judge.grade", grade_or_fail)
+    monkeypatch.setattr("reward.grading.grader.grade", grade_or_fail)
     queue = Queue(*(work(group, WRONG if group in (2, 3) else RIGHT) for group in range(6)))
     with Running(judge_for(queue)) as running:
         wait_for(lambda: len(queue.told) == 6)
@@ -281,8 +282,8 @@ def test_host_without_room_for_a_job_makes_a_judge_wait_and_costs_no_verdict(mon
             raise HostExhausted("no memory")
         return grade(reward, answer, resources)
 
-    monkeypatch.setattr("reward.judge.grade", grade_when_there_is_room)
-    monkeypatch.setattr("reward.judge.EXHAUSTED_PAUSE_S", 0.01)
+    monkeypatch.setattr("reward.grading.grader.grade", grade_when_there_is_room)
+    monkeypatch.setattr("reward.grading.grader.EXHAUSTED_PAUSE_S", 0.01)
     queue = Queue(work(0, RIGHT), work(1, WRONG))
     with Running(judge_for(queue)):
         wait_for(lambda: len(queue.told) == 2)
