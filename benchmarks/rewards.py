@@ -4,12 +4,13 @@
 
 One run, the same completions for all: some sentences of reasoning, then a boxed answer. `numbers` are 200 integers of which half
 are right, as in GSM8K. `symbols` are the pairs of tests/reward/kinds/test_math.py that need more than numbers, as in MATH. Every
-grader runs in a process of its own, the rounds take turns, and the best one counts: CPU time of all processes that a grader
-starts, without their start. The peers' functions run unchanged. TRL compares in its own process, and stops a comparison by a
-signal; verl compares in a pool of four processes. `wrong` are verdicts that differ from what the pair says.
+grader runs in a process of its own, the rounds take turns, and the best one counts: the one with the fewest wrong verdicts, and
+of these the one with the least CPU time of all processes that the grader starts, without their start. The peers' functions run
+unchanged. TRL compares in its own process, and stops a comparison by a signal; verl compares in a pool of four processes. `wrong`
+are verdicts that differ from what the pair says.
 
-The last two rows are a function of the user that only looks at the end of the text, so it calls few answers right: as the kind
-`python`, and called in the grader's own process, as both peers do it.
+The last two rows are a function of the user (benchmarks/user_code/boxed.py) that compares text, so it is wrong about symbols: as
+the kind `python`, and called in the grader's own process, as both peers do it.
 """
 
 import argparse
@@ -22,8 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE / "user_code")]
 
 PLAIN = "the same, called in the process"
 Pair = tuple[str, str, bool]  # ground truth, completion, whether it is right
@@ -53,19 +55,20 @@ def ours(task: Callable[[str], dict[str, Any]]) -> Iterator[Grader]:
     from reward.kinds.kind import Answer
     from reward.task import read_reward
 
-    sandboxes, functions, services = Sandboxes(1), FunctionPool(ROOT, 1, 1024), Services()
+    sandboxes, functions, services = Sandboxes(1), FunctionPool(HERE, 1, 1024), Services()
     lent = Lent(
         sandboxes=sandboxes, functions=functions, services=services, slots=Slots(1, most_waiting=0), cancelled=lambda: False
     )
-    yield (
-        lambda truth, text: grade(read_reward(task(truth)), Answer(completion=text, metadata={"truth": truth}), lent).reward == 1
-    )
+
+    def is_right(truth: str, text: str) -> bool:
+        verdict = grade(read_reward(task(truth)), Answer(completion=text, metadata={"truth": truth}), lent)
+        if verdict.parts.get("function_failed"):
+            raise SystemExit(verdict.reason)
+        return verdict.reward == 1
+
+    yield is_right
     sandboxes.close()
     functions.close()
-
-
-def ends_in_box(completion: str, metadata: dict[str, str]) -> float:
-    return float(completion.endswith(f"\\boxed{{{metadata['truth']}}}$."))
 
 
 @contextmanager
@@ -89,6 +92,8 @@ def verl() -> Iterator[Grader]:
 
 @contextmanager
 def plain() -> Iterator[Grader]:
+    from boxed import ends_in_box
+
     yield lambda truth, text: ends_in_box(text, {"truth": truth}) == 1
 
 
@@ -96,7 +101,7 @@ GRADERS = {
     "ours, math": lambda: ours(lambda truth: {"kind": "math", "answer": truth}),
     "TRL accuracy_reward": trl,
     "verl math_verify": verl,
-    "ours, python": lambda: ours(lambda truth: {"kind": "python", "function": "benchmarks.rewards:ends_in_box"}),
+    "ours, python": lambda: ours(lambda truth: {"kind": "python", "function": "boxed:ends_in_box"}),
     PLAIN: plain,
 }
 
@@ -141,14 +146,14 @@ def main() -> None:
             for name, (_process, connection) in graders.items():
                 connection.send(pairs)
                 spent_s, wrong = connection.recv()
-                found[name, kind] = min(found.get((name, kind), (1e9, 0)), (spent_s / len(pairs), wrong))
+                found[name, kind] = min(found.get((name, kind), (len(pairs), 0.0)), (wrong, spent_s / len(pairs)))
     for process, connection in graders.values():
         connection.send([])
         process.join()
     print("| grader | answers | CPU ms per verdict | verdicts/s per core | its cost / ours | wrong |\n|---|---|---|---|---|---|")
-    for (name, kind), (spent_s, wrong) in found.items():
+    for (name, kind), (wrong, spent_s) in found.items():
         rival = "ours, python" if name == PLAIN else "ours, math"
-        ratio, rate = spent_s / found[rival, kind][0], 1 / max(spent_s, 1e-9)
+        ratio, rate = spent_s / found[rival, kind][1], 1 / max(spent_s, 1e-9)
         print(f"| {name} | {kind} | {spent_s * 1e3:.3f} | {rate:,.0f} | {ratio:.2f} | {wrong} of {len(sets[kind])} |")
 
 
