@@ -95,7 +95,8 @@ class Trainer:
         """One RL step: policy and fleet go from version v to v + 1."""
         figures = batch_figures(batch) | train_step(self.policy, self.algorithm, batch, self.config, watch)
         self.divergence.check(figures)  # before the engines get the weights
-        self.steps_without_signal = 0 if figures["reward/groups_with_signal_fraction"] else self.steps_without_signal + 1
+        has_signal = figures["reward/groups_with_signal_fraction"] or not self.config.algo.reward_weight
+        self.steps_without_signal = 0 if has_signal else self.steps_without_signal + 1
         with watch("time/push_s"):
             push = self.feed.advance()
         step_s = watch.elapsed_s()

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from launch.report.metrics_file import Metrics
 
 MOST_REASONS = 3
-SIGNAL = "reward/groups_with_signal_fraction"
+STEPS_WITHOUT_SIGNAL = "reward/steps_without_signal"
 
 
 def without_signal(lines: Sequence[Metrics]) -> bool:
-    """Whether no step of these had a group with different rewards. False when no step says."""
-    fractions = [line[SIGNAL] for line in lines if line.get(SIGNAL) is not None]
-    return bool(fractions) and not any(fractions)
+    """Whether no step of these learned from rewards, although the run should. False when no step says."""
+    counts = [line[STEPS_WITHOUT_SIGNAL] for line in lines if line.get(STEPS_WITHOUT_SIGNAL) is not None]
+    return bool(counts) and all(counts)
 
 
 def why_nothing_is_learned(lines: Sequence[Metrics]) -> str:

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from conf.compose.run_folder import CHECKPOINTS, HF, LOGS, METRICS, RECOVERIES, REPORT, SUMMARY, TENSORBOARD, TRACE
-from launch.report.learning import SIGNAL, why_nothing_is_learned, without_signal
+from launch.report.learning import STEPS_WITHOUT_SIGNAL, why_nothing_is_learned, without_signal
 from launch.report.metrics_file import Metrics, read_metrics
 
 LAST_STEPS = 5
@@ -36,7 +36,7 @@ def facts(run_dir: Path) -> list[str]:
     lines = read_metrics(run_dir)
     found = []
     if without_signal(lines):
-        found.append(("learned nothing", why_nothing_is_learned([line for line in lines if SIGNAL in line])))
+        found.append(("learned nothing", why_nothing_is_learned([line for line in lines if STEPS_WITHOUT_SIGNAL in line])))
     if passed := _values(lines, "eval/pass_rate"):
         found.append(("held-out pass rate", f"{passed[0]:.3f} -> {passed[-1]:.3f}"))
     if rewards := _values(lines, "reward/mean"):

@@ -53,7 +53,7 @@ SECTIONS: dict[str, tuple[Figure, ...]] = {
         figure(
             "reward/steps_without_signal", "steps",
             "Steps in a row in which no group had different rewards, so the policy learned nothing from them. The trainer warns "
-            "at 3. Counted from the start of the process.",
+            "at 3. Counted from the start of the process; 0 with algo.reward_weight=0.",
             "0",
         ),
         figure("reward/part/NAME/mean", "", "Mean of one part of the verdicts, over the completions that have it."),

@@ -20,6 +20,11 @@ def test_run_with_a_signal_is_not_said_to_have_learned_nothing(tmp_path: Path) -
     assert "learned nothing" not in summary(tmp_path, elapsed_s=1.0)
 
 
+def test_run_that_only_logs_its_rewards_is_not_said_to_have_learned_nothing(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(line(step, 0.0, 0) for step in (1, 2, 3)))
+    assert "learned nothing" not in summary(tmp_path, elapsed_s=1.0)
+
+
 def test_summary_of_a_run_without_any_signal_says_that_it_learned_nothing(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(line(step, 0.0, step, **REASONS) for step in (1, 2, 3)))
     text = summary(tmp_path, elapsed_s=1.0)
