@@ -18,6 +18,7 @@ from reward.kinds.calls import read_calls_task
 from reward.kinds.environment import read_environment_task
 from reward.kinds.format import read_format_task
 from reward.kinds.http import read_http_task
+from reward.kinds.interpreter import read_interpreter_task
 from reward.kinds.judge_model import read_judge_task
 from reward.kinds.kind import Defaults, Task, TaskError
 from reward.kinds.length import read_length_task
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Defaults], Task]] = {
     "python": read_python_task,
     "environment": read_environment_task,
     "repair": read_repair_task,
+    "interpreter": read_interpreter_task,
     "format": read_format_task,
     "length": read_length_task,
     "overlong": read_overlong_task,

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "reward.check": ("rollout.ledger.records", "rollout.prompts.problems"),
     "reward.kinds.functions": ("conf.schema", "conf.user_code"),
     "reward.kinds.python": ("conf.schema", "conf.user_code", "rollout.ledger.records"),
+    "reward.tools": ("conf.schema", "conf.user_code"),
     "reward.task": ("conf.schema", "conf.user_code", "rollout.ledger.records"),  # a run's settings are the defaults of tasks
     "reward.readers": ("conf.schema", "rollout.prompts.problems"),
     "reward.judge": ("conf", "rollout.ledger.records", "rollout.queue.client"),  # where reward meets the queue

@@ -196,23 +196,41 @@ def test_two_environments_are_refused() -> None:
         read_reward([{**part, "name": "a"}, {**part, "name": "b"}])
 
 
-def test_examples_of_the_page_are_problems_and_its_class_plays(tmp_path: Path) -> None:
+def test_examples_of_the_page_are_problems_and_its_classes_play(tmp_path: Path) -> None:
     page = PAGE.read_text()
     rows = sorted(re.findall(r'^ {4}({"id".*(?:\n {5}.*)*)', page, re.M))
-    guess, repair = (problem_of(json.loads(row), "the page") for row in rows)
-    assert read_reward(repair.task).parts[0].task.is_environment
+    interpreter, basket, guess, repair = (problem_of(json.loads(row), "the page") for row in rows)
+    assert all(read_reward(shipped.task).parts[0].task.is_environment for shipped in (interpreter, repair))
     (tmp_path / "user_code").mkdir()
-    (tmp_path / "user_code" / "my_games.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[0])
+    for name, code in zip(("my_games", "my_shop"), re.findall(r"```python\n(.*?)```", page, re.S), strict=True):
+        (tmp_path / "user_code" / f"{name}.py").write_text(code)
     lent = lent_by(tmp_path)
     try:
         play = Play(lent, "Guess")
         play.reward = read_reward(guess.task)
         assert play.told("4") == "That is wrong. Guess again."
         found = play.say("5")
+        shop = Play(lent, "Shop", key="0/1/0")
+        shop.reward = read_reward(basket.task)
+        check_tools(shop)
     finally:
         lent.functions.close()
     assert isinstance(found, Verdict)
     assert (found.reward, found.reason) == (0.5, "")
+
+
+def check_tools(shop: Play) -> None:
+    def call(name: str, **arguments: object) -> str:
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+    found = shop.say(call("price", item="pen") + call("price", item="\ud800"))
+    assert isinstance(found, Reply) and found.parts == {"tool_calls": 2.0, "tool_errors": 1.0}
+    assert [message["content"] for message in found.messages] == ["2", "no price of '\\ud800': the shop sells pen, book"]
+    assert shop.told(call("price")) == "price: missing a required argument: 'item'"
+    assert shop.told(call("answer", action=1)) == "there is no tool 'answer': use one of price"
+    assert "no JSON" in shop.told("<tool_call>price pen")
+    assert shop.say("13").reward == 1.0
+    assert shop.say(call("price", item="pen"), last=True).reward == 0.0
 
 
 # Limits.

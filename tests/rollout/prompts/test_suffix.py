@@ -179,3 +179,12 @@ def test_template_that_allows_no_second_turn_is_refused_at_the_start(template, m
 def test_message_that_the_template_refuses_is_named_by_its_role():
     with pytest.raises(SuffixError, match="roles: tool"):
         SuffixRenderer(tokenizer("brackets", "bytes"), {}).tokens([{"role": "tool", "content": "x"}], NOT_SAMPLED)
+
+
+def test_tools_that_the_template_is_told_of_change_nothing_behind_a_turn():
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer("chatml", "bytes").backend_tokenizer)
+    made.chat_template = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + CHATML
+    answer = [{"role": "tool", "name": "python", "content": "57"}]
+    end = made.convert_tokens_to_ids("<|im_end|>")
+    plain, told = (SuffixRenderer(made, options).tokens(answer, end) for options in ({}, {"tools": [{"name": "python"}]}))
+    assert plain.tolist() == told.tolist() == made.encode("\n<|im_start|>tool\n57<|im_end|>\n<|im_start|>assistant\n")
